@@ -19,7 +19,6 @@ from kvchat.engine.kernels.linear import linear as packed_linear
 from kvchat.engine.kernels.native.library import library, why_not
 from kvchat.engine.kernels.paged_attention import native, torch_fallback
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
-from kvchat.engine.kernels.paged_attention.decode_batches import batch_decodes
 from kvchat.engine.kernels.quantized_linear import linear as quantized_linear
 from kvchat.engine.kernels.quantized_linear import quantize, reference
 from kvchat.engine.kernels.threads import usable_cores
@@ -95,7 +94,7 @@ def _attention(shape: tuple[int, int, int], length: int) -> Iterator[Way]:
     query = torch.randn(1, num_heads, dim).bfloat16()
     spans = [SequenceSpan(0, 1, length - 1, 0, torch.randperm(num_blocks))]
     table = AttentionArgs(spans, dim**-0.5, prepared=native.span_table(spans))
-    listed = AttentionArgs(spans, dim**-0.5, prepared=batch_decodes(spans, lambda position: 0, BLOCK_SIZE))
+    listed = AttentionArgs(spans, dim**-0.5)
     rows = [pool.view(2, 1, num_kv_heads, -1, dim) for pool in pools]
     name = f"{num_heads} heads on {num_kv_heads} of {dim}, {length:,} tokens"
     num_bytes = num_layers * 2 * length * num_kv_heads * dim * 2

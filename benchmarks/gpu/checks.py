@@ -8,19 +8,13 @@ import torch
 from benchmarks.gpu.problems import Heads, attention_of
 from benchmarks.gpu.stage import Figure, Stage
 from kvchat.engine.kernels import kernel_checks
+from kvchat.engine.kernels.attention_shapes import ShadowSizes
 from kvchat.engine.kernels.health import HEALTH
-from kvchat.engine.kernels.model_shape_checks import QUANTIZED_CHECKS
 from kvchat.engine.kernels.paged_attention import paged_attention
 from kvchat.engine.kernels.paged_attention.reference import paged_attention as definition
-from kvchat.engine.kernels.shadow_checks import SHADOW_TRIALS
+from kvchat.engine.kernels.shadow_checks import shadow_trials
 
-EVERY_TRIAL = (
-    kernel_checks.TRIALS
-    | kernel_checks.LATENT_TRIALS
-    | kernel_checks.FUSED_TRIALS
-    | QUANTIZED_CHECKS
-    | SHADOW_TRIALS
-)
+EVERY_TRIAL = kernel_checks.EVERY_TRIAL | shadow_trials((ShadowSizes(),))
 SEEDS = 100
 """A trial takes so many numbers from its own on for seeds."""
 LENGTHS = (1, 63, 64, 65, 130)
@@ -45,7 +39,7 @@ def checks(stage: Stage) -> Iterator[tuple[str, torch.dtype, Callable[[], float]
     # The interpreter computes bfloat16 wrongly.
     for dtype in DTYPES[1:] if stage.is_dry else DTYPES:
         for name, trial in EVERY_TRIAL.items():
-            yield name, dtype, partial(trial, stage.device, dtype, seed=stage.seed)
+            yield name, dtype, partial(trial, stage.device, dtype, stage.seed)
             stage.seed += SEEDS
         heads = Heads(4, 2, 16) if stage.is_dry else Heads(32, 8, 128)
         for name, scores in SCORES.items():

@@ -76,11 +76,11 @@ class Setting:
     published: float
     shape: Shape = Shape()
 
-    def shadow(self, *, is_dry: bool) -> ShadowSettings:
+    @property
+    def shadow(self) -> ShadowSettings:
         return ShadowSettings(
             budget=self.budget,
             num_outliers=self.budget // 1024 * 24,
-            is_forced=is_dry,
             is_sourced=True,
             is_remote=True,
         )
@@ -269,7 +269,7 @@ class ThroughShadows(Layers):
         pool[order.to(pool.device)] = values.to(pool.device)
         rows = values.transpose(1, 2).flatten(0, 1)[:num_tokens]
         shadow = ShadowLayer.of_prompt(
-            self.setting.shadow(is_dry=self.stage.is_dry),
+            self.setting.shadow,
             self._rotary,
             keys,
             rows,

@@ -50,7 +50,7 @@ def format_sizes(
     Raises:
         ConfigError: one that is wanted is no format, or none for this model.
     """
-    groups = _groups(shape)
+    groups = group_layers({layer: _spec(shape, most) for layer, most in enumerate(shape.visible)})
     sizes: list[FormatSize] = []
     for text in dict.fromkeys((FORMATS[0], *(wanted or FORMATS))):
         found = parse_cache_format(text)
@@ -70,10 +70,6 @@ def format_sizes(
             )
         )
     return tuple(sizes)
-
-
-def _groups(shape: AttentionShape) -> tuple[Group, ...]:
-    return group_layers({layer: _spec(shape, most) for layer, most in enumerate(shape.visible)})
 
 
 def _spec(shape: AttentionShape, most: int | None) -> CacheSpec:

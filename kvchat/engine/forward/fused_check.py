@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kvchat.engine.formats.attention_metadata import TORCH_DTYPES, AttentionCall, LayerPool
+from kvchat.engine.formats.attention_metadata import AttentionCall, LayerPool
 from kvchat.engine.formats.format_table import PagedAttention, is_fused
 from kvchat.engine.formats.recurrent.parts import LayerStates, layer_states
 from kvchat.engine.formats.spec import CacheSpec, Group
@@ -111,7 +111,7 @@ class Fusion:
         return self._made([matched], [number], pool)
 
     def _made(self, layers: Sequence[DecoderLayer], numbers: Sequence[int], pool: DevicePool) -> FusedLayers:
-        kept: dict[int, LayerPool | LayerStates] = {**pool.layers, **layer_states(pool.states, TORCH_DTYPES)}
+        kept: dict[int, LayerPool | LayerStates] = {**pool.layers, **layer_states(pool.states)}
         pools = FusedPools([kept.get(number) for number in numbers])
         native = NativeLayers(layers, pools.numbered, self.decoder.last_norm, self.decoder.head)
         ropes = RopeTables(self.rotaries, self.num_positions)

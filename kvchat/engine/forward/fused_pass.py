@@ -246,7 +246,7 @@ def _special(row: InputBatch) -> set[int]:
         number
         for step in row.groups.values()
         for number, span in enumerate(step.spans)
-        if span.shadow is not None or span.watch is not None
+        if span.shadow is not None or span.watched is not None
     }
 
 

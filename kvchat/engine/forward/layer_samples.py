@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kvchat.engine.formats.attention_metadata import TORCH_DTYPES, AttentionCall, AttentionMetadata
+from kvchat.engine.formats.attention_metadata import AttentionCall, AttentionMetadata
 from kvchat.engine.formats.format_table import PagedAttention
 from kvchat.engine.formats.recurrent.parts import StateMetadata, StatePart, layer_states
 from kvchat.engine.formats.spec import Group
@@ -71,7 +71,7 @@ def scratch(groups: Sequence[Group], device: torch.device = CPU) -> DevicePool:
     for layer in pool.layers.values():
         layer.keys.zero_()
         layer.values.zero_()
-    for number, states in layer_states(pool.states, TORCH_DTYPES).items():
+    for number, states in layer_states(pool.states).items():
         generator = torch.Generator().manual_seed(number)
         for tensor in states.tensors.values():
             tensor.copy_(torch.randn(tensor.shape, generator=generator))
@@ -99,7 +99,7 @@ def sample_row(groups: Sequence[Group], module: Any) -> InputBatch:
         group.id: _parts(device)
         if group.is_state
         else AttentionMetadata(
-            slots=torch.cat(slots), spans=spans, prepared=prepare(spans, group.spec.first_visible, BLOCK_SIZE)
+            slots=torch.cat(slots), spans=spans, prepared=prepare(spans, group.spec.first_visible)
         )
         for group in groups
     }
@@ -124,7 +124,7 @@ def _parts(device: torch.device) -> StateMetadata:
 
 def states_of(pool: DevicePool, layer: int) -> tuple[Tensor, ...]:
     """Return a copy of the states of a layer in all slots, in float32."""
-    tensors = layer_states(pool.states, TORCH_DTYPES)[layer].tensors
+    tensors = layer_states(pool.states)[layer].tensors
     return tuple(tensors[name].float().clone() for name in sorted(tensors))
 
 
@@ -134,7 +134,7 @@ def states_in(pool: DevicePool, layers: Mapping[int, nn.Module]) -> StatePast | 
     """
     if not layers:
         return None
-    past = StatePast(layer_states(pool.states, TORCH_DTYPES))
+    past = StatePast(layer_states(pool.states))
     keepers = [mixer_of(layer) for layer in layers.values()]
     attach_states(keepers, past, is_sequential=True)
     return past

@@ -31,7 +31,7 @@ from kvchat.engine.kernels.decoder_layers.torch_layers import (
 from kvchat.engine.kernels.paged_attention import paged_attention
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs
 from kvchat.engine.kernels.rope_and_store import rope_store
-from kvchat.engine.kernels.rope_and_store.args import RopeStore
+from kvchat.engine.kernels.rope_and_store.reference import RopeStore
 from kvchat.engine.kernels.store_kv import store_kv
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.probing.decoder_structure import Decoder

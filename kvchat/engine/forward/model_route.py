@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from kvchat.engine.formats.attention_metadata import TORCH_DTYPES
 from kvchat.engine.formats.format_table import PagedAttention
 from kvchat.engine.formats.recurrent.parts import layer_states
 from kvchat.engine.formats.recurrent.spec import StateSpec, piece_of
@@ -166,7 +165,7 @@ def _is_sequential(layers: ModelLayers) -> bool:
 def _past(layers: ModelLayers, groups: Sequence[Group], pool: DevicePool) -> PackedPast | None:
     """Return what answers layers that ask their cache for something; None: none does."""
     if layers.states:
-        past = StatePast(layer_states(pool.states, TORCH_DTYPES))
+        past = StatePast(layer_states(pool.states))
         attach_states(layers.keepers, past, is_sequential=piece_of(groups) == 1)
         return past
     return PackedPast() if layers.asks_past_len else None
@@ -180,7 +179,5 @@ def _by_cache(loaded: LoadedModel) -> ModelPlan:
     return ModelPlan(
         Route.CACHE,
         group_layers(layers.specs, states=states),
-        lambda pool: SequencePass(
-            module, SequenceStates(layer_states(pool.states, TORCH_DTYPES), pool.layers)
-        ),
+        lambda pool: SequencePass(module, SequenceStates(layer_states(pool.states), pool.layers)),
     )

@@ -1,16 +1,16 @@
 """Every Triton kernel against its definition on a few random numbers, before a model relies on it.
 
 Compiled code has been wrong on single cards and drivers: what a kernel computes elsewhere proves nothing for
-this one. Takes seconds the first time, for compiling; what Triton keeps of that makes later starts quick. The
-definitions compute on the processor.
+this one. Each number of heads and head size is compiled by itself, so kernels of attention are tried in a
+model's own sizes, too. Takes seconds the first time, for compiling; what Triton keeps of that makes later
+starts quick. The definitions compute on the processor.
 """
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from math import inf
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from kvchat.engine.kernels import (
     latent_record,
     move_blocks,
     paged_attention,
+    quantized_attention,
     rope_and_store,
     selective_scan,
     store_kv,
@@ -35,38 +36,51 @@ from kvchat.engine.kernels.latent_attention.args import LatentArgs
 from kvchat.engine.kernels.latent_attention.reference import latent_attention as latent_definition
 from kvchat.engine.kernels.latent_record import reference as record_reference
 from kvchat.engine.kernels.move_blocks import reference as move_reference
-from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair, SequenceSpan
 from kvchat.engine.kernels.paged_attention.reference import paged_attention as attention_definition
+from kvchat.engine.kernels.quantized_attention.args import QuantizedPool, QuantizedStep
+from kvchat.engine.kernels.quantized_attention.reference import quantized_attention as quantized_definition
+from kvchat.engine.kernels.quantized_kv.reference import quantize
+from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord, num_quantized
 from kvchat.engine.kernels.rope_and_store import reference as rope_store_reference
-from kvchat.engine.kernels.rope_and_store.args import RopeStore
+from kvchat.engine.kernels.rope_and_store.reference import RopeStore
 from kvchat.engine.kernels.selective_scan import reference as scan_reference
 from kvchat.engine.kernels.state_slots import StateSlots
 from kvchat.engine.kernels.store_kv import reference as store_reference
-
-log = logging.getLogger(__name__)
 
 LENGTHS = (1, 64, 65, 200, 1100)
 """The last is divided into several parts, as long contexts are, which are merged."""
 NUM_NEW = (1, 5)
 """Queries of a sequence: alone, and as a prompt's."""
-USUAL_SIZES = AttentionSizes(), AttentionSizes(head_dim_k=128, head_dim_v=128)
+USUAL_SIZES = (
+    AttentionSizes(),
+    AttentionSizes(head_dim_k=128, head_dim_v=128),
+    LatentSizes(),
+    LatentSizes(rank=200, rope_dim=8, is_packed=True),
+)
+QUANTIZED_SIZES = tuple(
+    AttentionSizes(codes=codes)
+    for codes in (
+        (Code.FP8, Code.INT4),
+        (Code.INT8, Code.INT8),
+        (Code.INT4, Code.INT2),
+        (Code.INT2, Code.FP8),
+    )
+)
+"""Every code, of keys and of values."""
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 
 
-class KernelCheck(Protocol):
-    """Returns the largest error of a kernel, infinite where one is not a number.
-
-    Args:
-        seed: other seeds are other numbers.
-    """
-
-    def __call__(self, device: torch.device, dtype: torch.dtype, *, seed: int = 0) -> float: ...
+KernelCheck = Callable[[torch.device, torch.dtype, int], float]
+"""Returns the largest error of a kernel, infinite where one is not a number; the last argument is the seed of
+its numbers.
+"""
 
 
 def try_kernels(
     device: torch.device,
     dtype: torch.dtype,
-    trials: Mapping[str, KernelCheck] | None = None,
+    trials: Mapping[str, KernelCheck],
     health: Health = HEALTH,
 ) -> None:
     """Refuse the kernels that raise, or compute other numbers than their definitions.
@@ -74,30 +88,35 @@ def try_kernels(
     Raises:
         torch.AcceleratorError: the device failed while it computed; nothing on it can be trusted.
     """
-    for operation, trial in (trials or TRIALS).items():
+    for operation, trial in trials.items():
         if not health.is_well(operation):
             continue
-        try:
-            error = trial(device, dtype)
-        except torch.AcceleratorError:
-            raise
-        except torch.OutOfMemoryError as lacking:
-            log.warning("the GPU has no memory left to try the kernel for %s: %s", operation, lacking)
-            continue
-        except Exception as raised:  # compilers and launchers raise whatever they like
-            health.refuse(operation, f"{type(raised).__name__}: {raised}"[:500])
-            continue
+        error = health.attempt(operation, partial(trial, device, dtype, 0), lambda: 0.0)
         if not error <= TOLERANCES[dtype]:  # nor is NaN
             health.refuse(operation, f"its numbers are {error:.2g} away from those of its definition")
 
 
+def trials_of(layers: Sequence[KernelSizes]) -> dict[str, KernelCheck]:
+    """Return what is to be tried for a model that has such layers, each listed once."""
+    exact = [sizes for sizes in layers if isinstance(sizes, AttentionSizes) and sizes.codes is None]
+    quantized = [sizes for sizes in layers if isinstance(sizes, AttentionSizes) and sizes.codes is not None]
+    latents = [layer for layer in layers if isinstance(layer, LatentSizes)]
+    wanted: dict[str, tuple[Callable[..., float], Sequence[KernelSizes]]] = {
+        store_kv.OPERATION: (store_error, [*exact, *quantized]),
+        paged_attention.OPERATION: (attention_error, exact),
+        quantized_attention.OPERATION: (quantized_error, quantized),
+        latent.OPERATION: (latent_error, latents),
+        latent_record.OPERATION: (records_error, [layer for layer in latents if layer.is_packed]),
+    }
+    return {
+        operation: partial(worst_error, error, listed)
+        for operation, (error, listed) in wanted.items()
+        if listed
+    }
+
+
 def worst_error(
-    error: Callable[..., float],
-    layers: Sequence[KernelSizes],
-    device: torch.device,
-    dtype: torch.dtype,
-    *,
-    seed: int = 0,
+    error: Callable[..., float], layers: Sequence[object], device: torch.device, dtype: torch.dtype, seed: int
 ) -> float:
     """Return the largest error of all sizes."""
     return max(error(sizes, device, dtype, seed) for sizes in layers)
@@ -110,6 +129,44 @@ def attention_error(sizes: AttentionSizes, device: torch.device, dtype: torch.dt
         there = replace(args, spans=on_cpu(list(args.spans)))
         wanted = attention_definition(query.cpu(), pools[0].cpu(), pools[1].cpu(), there)
         found = paged_attention.paged_attention(query, pools[0], pools[1], args)
+        errors.append(largest_error(found, wanted))
+    return max(errors)
+
+
+def quantized_error(sizes: AttentionSizes, device: torch.device, dtype: torch.dtype, seed: int) -> float:
+    """Quantized blocks hold other numbers than the exact ones of the same place, in another order."""
+    assert sizes.codes is not None
+    dims = sizes.head_dim_k, sizes.head_dim_v
+    records = [
+        QuantizedRecord(code, sizes.block_size, dim, is_by_channel)
+        for code, dim, is_by_channel in zip(sizes.codes, dims, (True, False), strict=True)
+    ]
+    errors = []
+    for num_new in NUM_NEW:
+        query, pools, args = attention_problem(sizes, num_new, device, dtype, seed)
+        others = [
+            random_numbers(torch.device("cpu"), dtype, *pool.shape, seed=seed + side)
+            for side, pool in enumerate(pools, 7)
+        ]
+        packed = [quantize(other, record)[:, :, None] for other, record in zip(others, records, strict=True)]
+        ends = [span.position + span.q_end - span.q_start for span in args.spans]
+        old = [
+            span.blocks.flip(0)[: num_quantized(end - 1, sizes.block_size)]
+            for span, end in zip(args.spans, ends, strict=True)
+        ]
+        nothing = old[0][:0]
+        there = replace(args, spans=on_cpu(list(args.spans)))
+        on_host = QuantizedPool(packed[0], packed[1], records[0], records[1])
+        wanted = quantized_definition(
+            query.cpu(),
+            KVPair(pools[0].cpu(), pools[1].cpu()),
+            on_host,
+            there,
+            [blocks.cpu() for blocks in old],
+        )
+        pool = replace(on_host, keys=packed[0].to(device), values=packed[1].to(device))
+        step = QuantizedStep(old, nothing, nothing)
+        found = quantized_attention.quantized_attention(query, KVPair(pools[0], pools[1]), pool, args, step)
         errors.append(largest_error(found, wanted))
     return max(errors)
 
@@ -134,7 +191,7 @@ def store_error(sizes: AttentionSizes, device: torch.device, dtype: torch.dtype,
     return max(largest_error(*pair) for pair in zip(pools, wanted, strict=True))
 
 
-def move_error(device: torch.device, dtype: torch.dtype, *, seed: int = 0) -> float:
+def move_error(device: torch.device, dtype: torch.dtype, seed: int) -> float:
     """Copies, gathers and scatters of bytes, whatever the dtype."""
     sizes, num_blocks = (1024, 32), 6
     generator = torch.Generator().manual_seed(seed)
@@ -153,18 +210,9 @@ def move_error(device: torch.device, dtype: torch.dtype, *, seed: int = 0) -> fl
     return max(*errors, largest_error(mine.buffer, theirs.buffer))
 
 
-USUAL_LATENTS = LatentSizes()
-
-
-def latent_error(
-    device: torch.device,
-    dtype: torch.dtype,
-    record: Fp8Record | None = None,
-    sizes: LatentSizes = USUAL_LATENTS,
-    *,
-    seed: int = 0,
-) -> float:
+def latent_error(sizes: LatentSizes, device: torch.device, dtype: torch.dtype, seed: int) -> float:
     """Latents as they are or as records."""
+    record = Fp8Record(sizes.rank, sizes.rope_dim) if sizes.is_packed else None
     rank, rope_dim, num_heads = sizes.rank, sizes.rope_dim, sizes.num_heads
     block_size, head_dim = sizes.block_size, sizes.head_dim
     num_blocks = sum(-(-length // block_size) for length in LENGTHS)
@@ -187,15 +235,9 @@ def latent_error(
     return largest_error(latent.latent_attention(query, rows.to(device), args), wanted)
 
 
-def latents_error(device: torch.device, dtype: torch.dtype, *, seed: int = 0) -> float:
-    return max(latent_error(device, dtype, record, seed=seed) for record in (None, Fp8Record(128, 32)))
-
-
-def records_error(
-    device: torch.device, dtype: torch.dtype, record: Fp8Record | None = None, *, seed: int = 0
-) -> float:
+def records_error(sizes: LatentSizes, device: torch.device, dtype: torch.dtype, seed: int) -> float:
     """Records are those of the definition to the byte, or everything is wrong."""
-    record = record or Fp8Record(200, 8)
+    record = Fp8Record(sizes.rank, sizes.rope_dim)
     latents = random_numbers(device, dtype, 9, record.rank, seed=seed + 1)
     rope_keys = random_numbers(device, dtype, 9, record.rope_dim, seed=seed + 2).bfloat16().to(dtype)
     pool = torch.zeros(2, 1, 16, record.num_bytes, dtype=torch.uint8, device=device)
@@ -206,7 +248,7 @@ def records_error(
     return 0.0 if torch.equal(pool.cpu()[..., :end], wanted[..., :end]) else inf
 
 
-def rope_store_error(device: torch.device, dtype: torch.dtype, *, seed: int = 0) -> float:
+def rope_store_error(device: torch.device, dtype: torch.dtype, seed: int) -> float:
     """Heads of which a part is turned; rounding alone may differ, by a step of the dtype."""
     query, key, value = (
         random_numbers(device, dtype, 9, heads, 64, seed=seed + side)
@@ -223,7 +265,7 @@ def rope_store_error(device: torch.device, dtype: torch.dtype, *, seed: int = 0)
     return max(errors)
 
 
-def delta_error(device: torch.device, dtype: torch.dtype, *, seed: int = 0) -> float:
+def delta_error(device: torch.device, dtype: torch.dtype, seed: int) -> float:
     """Two sequences, with a decay of a head and of each number of its keys."""
     draw = _drawing(seed, dtype)
     query, key, value = draw(2, 3, 1, 128), draw(2, 3, 1, 128), draw(2, 3, 2, 32)
@@ -240,7 +282,7 @@ def delta_error(device: torch.device, dtype: torch.dtype, *, seed: int = 0) -> f
     return max(errors)
 
 
-def scan_error(device: torch.device, dtype: torch.dtype, *, seed: int = 0) -> float:
+def scan_error(device: torch.device, dtype: torch.dtype, seed: int) -> float:
     """Mamba2, and Mamba, whose heads have one channel and a decay for each number of its state."""
     draw = _drawing(seed, dtype)
     errors = []
@@ -256,7 +298,7 @@ def scan_error(device: torch.device, dtype: torch.dtype, *, seed: int = 0) -> fl
     return max(errors)
 
 
-def conv_error(device: torch.device, dtype: torch.dtype, *, seed: int = 0) -> float:
+def conv_error(device: torch.device, dtype: torch.dtype, seed: int) -> float:
     """Two sequences, with inputs before them; those that are kept are the last ones to the bit."""
     draw = _drawing(seed, dtype)
     x, weight, bias, past = draw(2, 9, 130), draw(130, 4), draw(130), draw(2, 130, 4)
@@ -278,20 +320,15 @@ def _drawing(seed: int, dtype: torch.dtype) -> Callable[..., Tensor]:
     return lambda *size: torch.randn(size, generator=generator).to(dtype) / 2
 
 
-TRIALS: dict[str, KernelCheck] = {
-    paged_attention.OPERATION: partial(worst_error, attention_error, USUAL_SIZES),
-    store_kv.OPERATION: partial(worst_error, store_error, USUAL_SIZES),
+UNSIZED_TRIALS: dict[str, KernelCheck] = {
     move_blocks.OPERATION: move_error,
     gated_delta.OPERATION: delta_error,
     selective_scan.OPERATION: scan_error,
     causal_conv.OPERATION: conv_error,
+    rope_and_store.OPERATION: rope_store_error,
 }
-LATENT_TRIALS: dict[str, KernelCheck] = {
-    latent.OPERATION: latents_error,
-    latent_record.OPERATION: records_error,
-}
-FUSED_TRIALS: dict[str, KernelCheck] = {rope_and_store.OPERATION: rope_store_error}
-"""Of models whose layers are walked through."""
+TRIALS = trials_of(USUAL_SIZES) | UNSIZED_TRIALS
+EVERY_TRIAL = trials_of((*USUAL_SIZES, *QUANTIZED_SIZES)) | UNSIZED_TRIALS
 
 
 def attention_problem(

@@ -4,7 +4,7 @@ Dimensions: H_kv key-value heads, k slots, C chunks, c tokens of a chunk, P toke
 rank.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
 
@@ -13,8 +13,9 @@ from torch import Tensor
 
 from kvchat.engine.kernels import shadow_kv
 from kvchat.engine.kernels.attention_shapes import ShadowSizes
-from kvchat.engine.kernels.kernel_checks import KernelCheck, largest_error, random_numbers
-from kvchat.engine.kernels.shadow_kv import Change, Rotations, reference
+from kvchat.engine.kernels.kernel_checks import KernelCheck, largest_error, random_numbers, worst_error
+from kvchat.engine.kernels.shadow_kv import reference
+from kvchat.engine.kernels.shadow_kv.args import Change, Rotations
 
 NUM_SLOTS, NUM_CHUNKS = 20, 70
 CHUNK, CHUNKS_OF_BLOCK = 8, 8
@@ -22,12 +23,7 @@ SHARE_SEEN, SHARE_MISSING = 0.2, 0.4
 CPU = torch.device("cpu")
 
 
-USUAL = ShadowSizes()
-
-
-def scores_error(
-    device: torch.device, dtype: torch.dtype, sizes: ShadowSizes = USUAL, *, seed: int = 0
-) -> float:
+def scores_error(sizes: ShadowSizes, device: torch.device, dtype: torch.dtype, seed: int) -> float:
     """Single queries and a few together, some chunks seen anyway."""
     always = torch.rand(sizes.num_kv_heads, NUM_CHUNKS, generator=generator(seed)) < SHARE_SEEN
     always[:, 0] = False  # one is left
@@ -41,9 +37,7 @@ def scores_error(
     return max(errors)
 
 
-def exchange_error(
-    device: torch.device, dtype: torch.dtype, sizes: ShadowSizes = USUAL, *, seed: int = 0
-) -> float:
+def exchange_error(sizes: ShadowSizes, device: torch.device, dtype: torch.dtype, seed: int) -> float:
     """Hits stay where they are, step after step, or everything is wrong; the dtype plays no part."""
     held = torch.full((sizes.num_kv_heads, NUM_SLOTS), -1)
     for step in range(3):
@@ -57,9 +51,7 @@ def exchange_error(
     return 0.0
 
 
-def load_error(
-    device: torch.device, dtype: torch.dtype, sizes: ShadowSizes = USUAL, *, seed: int = 0
-) -> float:
+def load_error(sizes: ShadowSizes, device: torch.device, dtype: torch.dtype, seed: int) -> float:
     """What is missing is what blocks in pinned host memory hold, to the bit, and nothing else is written."""
     change = random_change(sizes, seed)
     num_blocks = -(-NUM_CHUNKS // CHUNKS_OF_BLOCK)
@@ -74,9 +66,7 @@ def load_error(
     return 0.0 if torch.equal(out.cpu(), wanted) else inf
 
 
-def keys_error(
-    device: torch.device, dtype: torch.dtype, sizes: ShadowSizes = USUAL, *, seed: int = 0
-) -> float:
+def keys_error(sizes: ShadowSizes, device: torch.device, dtype: torch.dtype, seed: int) -> float:
     """Keys of what is missing, made from projections and turned; nothing else is written."""
     change, width = random_change(sizes, seed), sizes.num_kv_heads * sizes.dim
     projections = random_numbers(device, dtype, NUM_CHUNKS, CHUNK, sizes.rank, seed=seed + 1)
@@ -117,14 +107,12 @@ def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-SHADOW_TRIALS: dict[str, Callable[..., float]] = {
-    shadow_kv.SCORES: scores_error,
-    shadow_kv.WORKING_SET: exchange_error,
-    shadow_kv.LOADS: load_error,
-    shadow_kv.KEYS: keys_error,
-}
-
-
-def trials_in(sizes: ShadowSizes) -> dict[str, KernelCheck]:
-    """Return what is to be tried for a model that has such layers."""
-    return {operation: partial(error, sizes=sizes) for operation, error in SHADOW_TRIALS.items()}
+def shadow_trials(layers: Sequence[ShadowSizes]) -> dict[str, KernelCheck]:
+    """Return what is to be tried for a model that has such layers, each listed once."""
+    errors: dict[str, Callable[..., float]] = {
+        shadow_kv.SCORES: scores_error,
+        shadow_kv.WORKING_SET: exchange_error,
+        shadow_kv.LOADS: load_error,
+        shadow_kv.KEYS: keys_error,
+    }
+    return {operation: partial(worst_error, error, layers) for operation, error in errors.items() if layers}

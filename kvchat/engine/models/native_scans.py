@@ -20,8 +20,8 @@ from kvchat.engine.formats.recurrent.spec import StateSpec
 from kvchat.engine.kernels import causal_conv, gated_delta, selective_scan
 from kvchat.engine.kernels.causal_conv.native import MOST_TAPS
 from kvchat.engine.kernels.gated_delta.native import MOST_DIM
-from kvchat.engine.kernels.linear.native import TYPES
 from kvchat.engine.kernels.native.library import library
+from kvchat.engine.kernels.native.tensors import TYPES
 from kvchat.engine.kernels.selective_scan.native import MOST_SIZE
 from kvchat.engine.kernels.state_slots import StateSlots
 from kvchat.engine.kernels.triton_support import takes_triton

@@ -18,9 +18,8 @@ from kvchat.engine.forward.runner import ForwardPass
 from kvchat.engine.kernels import quantized_attention
 from kvchat.engine.kernels.attention_shapes import KernelSizes, ShadowSizes
 from kvchat.engine.kernels.bounds_checks import debugs
-from kvchat.engine.kernels.kernel_checks import FUSED_TRIALS, LATENT_TRIALS, TRIALS, try_kernels
-from kvchat.engine.kernels.model_shape_checks import trials_of
-from kvchat.engine.kernels.shadow_checks import trials_in
+from kvchat.engine.kernels.kernel_checks import TRIALS, trials_of, try_kernels
+from kvchat.engine.kernels.shadow_checks import shadow_trials
 from kvchat.engine.kernels.triton_support import is_supported, takes_triton
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import DTYPES
@@ -37,7 +36,7 @@ def try_gpu(device: torch.device, dtype: str, report: Report) -> None:
     """
     if _has_kernels(device):
         report("trying the GPU's kernels (longer the first time)")
-        try_kernels(device, DTYPES.get(dtype, torch.float32), TRIALS | LATENT_TRIALS | FUSED_TRIALS)
+        try_kernels(device, DTYPES.get(dtype, torch.float32), TRIALS)
 
 
 def try_sizes(device: torch.device, dtype: str, sizes: Sequence[KernelSizes], report: Report) -> None:
@@ -54,8 +53,7 @@ def try_sizes(device: torch.device, dtype: str, sizes: Sequence[KernelSizes], re
 def try_shadows(device: torch.device, dtype: str, layers: Sequence[ShadowSizes]) -> None:
     """Do the same with the kernels of shadowed layers, each size once."""
     if _has_kernels(device):
-        for sizes in layers:
-            try_kernels(device, DTYPES.get(dtype, torch.float32), trials_in(sizes))
+        try_kernels(device, DTYPES.get(dtype, torch.float32), shadow_trials(layers))
 
 
 def _has_kernels(device: torch.device) -> bool:

@@ -15,7 +15,7 @@ from kvchat.engine.kernels.paged_attention import reference as attention_referen
 from kvchat.engine.kernels.paged_attention import triton as attention_triton
 from kvchat.engine.kernels.rope_and_store import reference as rope_store_reference
 from kvchat.engine.kernels.rope_and_store import triton as rope_store_triton
-from kvchat.engine.kernels.rope_and_store.args import RopeStore
+from kvchat.engine.kernels.rope_and_store.reference import RopeStore
 from kvchat.engine.kernels.store_kv import reference as store_reference
 from kvchat.engine.kernels.store_kv import triton as store_triton
 from tests.engine.kernels.attention_cases import Shape, make_case

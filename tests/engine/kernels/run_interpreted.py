@@ -34,7 +34,7 @@ from kvchat.engine.kernels.paged_attention import triton as attention_triton
 from kvchat.engine.kernels.paged_attention.step_tables import step_tables
 from kvchat.engine.kernels.rope_and_store import reference as rope_store_reference
 from kvchat.engine.kernels.rope_and_store import triton as rope_store_triton
-from kvchat.engine.kernels.rope_and_store.args import RopeStore
+from kvchat.engine.kernels.rope_and_store.reference import RopeStore
 from kvchat.engine.kernels.store_kv import reference as store_reference
 from kvchat.engine.kernels.store_kv import triton as store_triton
 from tests.engine.kernels import interpreted_edges as edges
@@ -327,11 +327,12 @@ def move_error() -> float:
     )
     mine, theirs = (move_reference.BlockRegions(buffer.clone(), tuple(starts), sizes) for _ in range(2))
     blocks, others = torch.tensor([5, 0, 3]), torch.tensor([1, 6, 2])
-    move_triton.copy_blocks(mine, blocks, others)
+    table = move_triton.table(mine)
+    move_triton.copy_blocks(mine, blocks, others, table)
     move_reference.copy_blocks(theirs, blocks, others)
     runs = move_reference.gather_blocks(theirs, blocks)
-    is_equal = torch.equal(move_triton.gather_blocks(mine, blocks), runs)
-    move_triton.scatter_blocks(mine, torch.tensor([4, 1, 0]), runs)
+    is_equal = torch.equal(move_triton.gather_blocks(mine, blocks, table), runs)
+    move_triton.scatter_blocks(mine, torch.tensor([4, 1, 0]), runs, table)
     move_reference.scatter_blocks(theirs, torch.tensor([4, 1, 0]), runs)
     is_equal = is_equal and launches == [(False, False), (False, True), (True, False)]
     return 0.0 if is_equal and torch.equal(mine.buffer, theirs.buffer) else float("inf")

@@ -14,8 +14,9 @@ os.environ["TRITON_INTERPRET"] = "1"
 import torch
 from torch import Tensor
 
-from kvchat.engine.kernels.shadow_kv import Change, Rotations, reference
+from kvchat.engine.kernels.shadow_kv import reference
 from kvchat.engine.kernels.shadow_kv import triton as kernels
+from kvchat.engine.kernels.shadow_kv.args import Change, Rotations
 from tests.engine.kernels.interpreted import tell
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3}

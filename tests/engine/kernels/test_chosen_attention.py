@@ -8,7 +8,8 @@ from torch import Tensor
 
 from kvchat.engine.kernels.native.library import Library
 from kvchat.engine.kernels.paged_attention.args import KVPair
-from kvchat.engine.kernels.shadow_kv import ChosenChunks, ChunkChoice, Landmarks, native, reference
+from kvchat.engine.kernels.shadow_kv import native, reference
+from kvchat.engine.kernels.shadow_kv.args import ChosenChunks, ChunkChoice, Landmarks
 from tests.engine.kernels.native_library import all_levels
 
 pytestmark = [pytest.mark.cpu, all_levels]

@@ -15,8 +15,8 @@ from kvchat.engine.kernels.quantized_attention import native as quantized_native
 from kvchat.engine.kernels.quantized_attention import reference as quantized_reference
 from kvchat.engine.kernels.quantized_kv.reference import quantize
 from kvchat.engine.kernels.quantized_record import Code
-from kvchat.engine.kernels.shadow_kv import Landmarks
 from kvchat.engine.kernels.shadow_kv import native as shadow_native
+from kvchat.engine.kernels.shadow_kv.args import Landmarks
 from tests.engine.kernels.attention_cases import Shape, make_case
 from tests.engine.kernels.native_library import all_levels
 from tests.engine.kernels.quantized_cases import QuantizedCase, QuantizedShape, make_quantized_case

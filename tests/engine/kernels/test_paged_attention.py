@@ -53,8 +53,12 @@ def test_the_reference_equals_dense_attention_with_a_mask(shape: Shape, num_new:
 
 @all_shapes
 @new_tokens
-def test_the_operations_equal_the_reference(shape: Shape, num_new: int | None) -> None:
-    """Slots that no query sees are NaN, so that reading one would show."""
+def test_the_operations_equal_the_reference(
+    shape: Shape, num_new: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slots that no query sees are NaN, so that reading one would show; two blocks are gathered at a time."""
+    block_numbers = shape.num_kv_heads * shape.block_size * shape.head_dim_k
+    monkeypatch.setattr(torch_fallback, "PIECE_NUMBERS", 2 * block_numbers)
     case = case_of(shape, num_new).to(torch.float32)
     out = torch_fallback.paged_attention(*case.arguments)
     wanted = reference.paged_attention(*case.arguments)

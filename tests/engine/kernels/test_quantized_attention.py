@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kvchat.engine.kernels.native.library import Library
+from kvchat.engine.kernels.paged_attention import torch_fallback as exact_fallback
 from kvchat.engine.kernels.quantized_attention import native, quantize_blocks, reference, torch_fallback
 from kvchat.engine.kernels.quantized_attention.args import QuantizedStep
 from kvchat.engine.kernels.quantized_record import Code
@@ -36,7 +37,7 @@ def test_torch_operations_compute_the_definition(
     shape: QuantizedShape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch_fallback, "PIECE_NUMBERS", 2 * shape.block_size * shape.num_kv_heads * 16)
-    monkeypatch.setattr(torch_fallback, "PIECE_LEN", 40)
+    monkeypatch.setattr(exact_fallback, "PIECE_LEN", 40)
     case = make_quantized_case(shape, SEQUENCES)
     found = torch_fallback.quantized_attention(*case.arguments)
     tolerance = 2e-2 if shape.dtype == torch.bfloat16 else 1e-5

@@ -11,13 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvchat.engine.kernels import triton_support
-from kvchat.engine.kernels.causal_conv import native as native_conv
+from kvchat.engine.kernels import causal_conv, gated_delta, selective_scan, triton_support
 from kvchat.engine.kernels.causal_conv import reference as conv
-from kvchat.engine.kernels.gated_delta import native as native_delta
 from kvchat.engine.kernels.gated_delta import reference as delta
 from kvchat.engine.kernels.kernel_checks import KernelCheck, conv_error, delta_error, scan_error
-from kvchat.engine.kernels.selective_scan import native as native_scan
 from kvchat.engine.kernels.selective_scan import reference as scan
 from kvchat.engine.kernels.state_slots import StateSlots
 from kvchat.engine.kernels.triton_support import is_interpreted
@@ -199,7 +196,7 @@ def test_the_short_convolution(
 def test_without_kernels_the_references_read_and_write_states(
     error: KernelCheck, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for native_kernel in (native_delta, native_scan, native_conv):
-        monkeypatch.setattr(native_kernel, "takes", lambda rows: False)
+    for operation in (gated_delta, selective_scan, causal_conv):
+        monkeypatch.setattr(operation, "takes_native", lambda rows: False)
     monkeypatch.setattr(triton_support, "is_interpreted", lambda: False)
-    assert error(torch.device("cpu"), torch.float32) == 0
+    assert error(torch.device("cpu"), torch.float32, 0) == 0

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvchat.engine.kernels.shadow_kv import Landmarks
 from kvchat.engine.kernels.shadow_kv import reference as shadow
+from kvchat.engine.kernels.shadow_kv.args import Landmarks, Rotations
 
 pytestmark = pytest.mark.cpu
 
@@ -28,11 +28,15 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def rope(num_rotated: int = HEAD_DIM, scaling: float = 1.0, theta: float = 1e4) -> tuple[Tensor, Tensor]:
-    frequencies = theta ** (-torch.arange(0, num_rotated, 2) / num_rotated)
-    angles = torch.arange(NUM_TOKENS)[:, None] * frequencies
-    both = torch.cat((angles, angles), dim=1)
-    return both.cos() * scaling, both.sin() * scaling
+def turned(keys: Tensor) -> Tensor:
+    angles = torch.arange(NUM_TOKENS)[:, None, None] * 1e4 ** (-torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
+    return shadow.turned(keys, Rotations(cosines=angles.cos(), sines=angles.sin()))
+
+
+def restored(keys: Tensor, basis: shadow.Basis) -> Tensor:
+    """Return keys [n, H_kv, D] before rotation as their projections on a basis say."""
+    projections = keys.flatten(1).float() @ basis.directions
+    return (projections @ basis.directions.T).unflatten(1, (NUM_KV_HEADS, -1))
 
 
 def low_rank_keys(rank: int) -> Tensor:
@@ -47,27 +51,17 @@ def dense(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     return out.transpose(0, 1)
 
 
-@pytest.mark.parametrize(("num_rotated", "scaling"), [(16, 1.0), (8, 1.0), (16, 1.3)])
-def test_a_key_is_turned_back_to_what_it_was(num_rotated: int, scaling: float) -> None:
-    keys, (cos, sin) = randn(NUM_TOKENS, NUM_KV_HEADS, HEAD_DIM), rope(num_rotated, scaling)
-    turned = shadow.rotated(keys, cos, sin)
-    assert not torch.allclose(turned[1:, :, :num_rotated], keys[1:, :, :num_rotated], atol=1e-2)
-    torch.testing.assert_close(turned[..., num_rotated:], keys[..., num_rotated:])
-    torch.testing.assert_close(shadow.unrotated(turned, cos, sin, scaling), keys, atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize("num_queries", [1, 5])
 def test_with_all_chunks_and_the_full_rank_it_is_dense_attention(num_queries: int) -> None:
-    pre, (cos, sin) = randn(NUM_TOKENS, NUM_KV_HEADS, HEAD_DIM), rope()
+    pre = randn(NUM_TOKENS, NUM_KV_HEADS, HEAD_DIM)
     values, query = randn(*pre.shape, seed=3), randn(num_queries, NUM_KV_HEADS * GROUP, HEAD_DIM, seed=4)
     basis = basis_of(pre, WIDTH)
-    made = shadow.restored(shadow.projected(pre, basis), basis, NUM_KV_HEADS)
-    means = shadow.landmarks(shadow.rotated(pre, cos, sin), CHUNK)
+    means = shadow.landmarks(turned(pre), CHUNK)
     scores = shadow.chunk_scores(query, means, NONE, SCALE)
     seen = shadow.chosen(scores, NUM_CHUNKS, torch.zeros_like(scores, dtype=torch.bool))
-    keys = shadow.rotated(made, cos, sin)
+    keys = turned(restored(pre, basis))
     found = shadow.attention(query, keys, values, seen.repeat_interleave(CHUNK, 1), SCALE)
-    wanted = dense(query, shadow.rotated(pre, cos, sin), values)
+    wanted = dense(query, turned(pre), values)
     assert ((found - wanted).norm() / wanted.norm()).item() < 5e-6
     assert basis.energy == pytest.approx(1)
 
@@ -77,20 +71,18 @@ def test_what_a_rank_loses_is_what_the_best_basis_must_lose(rank: int) -> None:
     """Eckart and Young; the share of the squares that is held tells the same."""
     keys = randn(NUM_TOKENS, NUM_KV_HEADS, HEAD_DIM, seed=5)
     basis = basis_of(keys, rank)
-    error = keys - shadow.restored(shadow.projected(keys, basis), basis, NUM_KV_HEADS)
+    error = keys - restored(keys, basis)
     singular = torch.linalg.svdvals(keys.flatten(1).double())
     lost = (singular[rank:] ** 2).sum().item()
     assert error.double().norm().item() == pytest.approx(math.sqrt(lost), rel=1e-4, abs=1e-4)
     assert basis.energy == pytest.approx(1 - lost / (singular**2).sum().item(), abs=1e-6)
-    alone = shadow.projected(keys[:9], basis)  # of a token, needs no other token
-    torch.testing.assert_close(alone, shadow.projected(keys, basis)[:9], atol=1e-5, rtol=1e-5)
 
 
 def test_keys_have_a_low_rank_before_their_rotation_only() -> None:
     """The control that finds a basis taken on the wrong side."""
-    pre, (cos, sin) = low_rank_keys(12), rope()
+    pre = low_rank_keys(12)
     before = basis_of(pre, 12)
-    after = basis_of(shadow.rotated(pre, cos, sin), 12)
+    after = basis_of(turned(pre), 12)
     assert before.energy > 0.999999
     assert after.energy < 0.9
 

@@ -5,15 +5,9 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.formats.shadow.rotary import HALVES, NEIGHBOURS, Rotary
-from kvchat.engine.kernels.shadow_kv import (
-    Change,
-    VisibleChunks,
-    chosen,
-    exchange,
-    gathered_attention,
-    reference,
-    restore_keys,
-)
+from kvchat.engine.kernels.shadow_kv import exchange, reference, restore_keys
+from kvchat.engine.kernels.shadow_kv.args import Change
+from kvchat.engine.kernels.shadow_kv.torch_fallback import VisibleChunks, chosen, gathered_attention
 
 pytestmark = pytest.mark.cpu
 

@@ -10,8 +10,8 @@ from torch import Tensor
 if find_spec("triton") is None:
     pytest.skip("Triton is there on Linux only", allow_module_level=True)
 
-from kvchat.engine.kernels.shadow_kv import MOST_SLOTS, Change, Rotations
 from kvchat.engine.kernels.shadow_kv import triton as kernels
+from kvchat.engine.kernels.shadow_kv.args import MOST_SLOTS, Change, Rotations
 from tests.engine.kernels.compiled import (
     BYTES,
     COMPILES,

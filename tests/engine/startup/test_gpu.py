@@ -12,10 +12,10 @@ from kvchat.engine.api.ids import BlockId
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.cache.block_operations import Promote
 from kvchat.engine.engine import Engine
+from kvchat.engine.kernels.attention_shapes import ShadowSizes
 from kvchat.engine.kernels.health import HEALTH, Health
-from kvchat.engine.kernels.kernel_checks import FUSED_TRIALS, LATENT_TRIALS, TRIALS, try_kernels
-from kvchat.engine.kernels.model_shape_checks import QUANTIZED_CHECKS
-from kvchat.engine.kernels.shadow_checks import SHADOW_TRIALS
+from kvchat.engine.kernels.kernel_checks import EVERY_TRIAL, try_kernels
+from kvchat.engine.kernels.shadow_checks import shadow_trials
 from kvchat.engine.memory.cuda_streams import CudaStreams
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.host_copies import AsyncTransport, Transport
@@ -36,8 +36,7 @@ pytestmark = [
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_every_kernel_passes_its_trial(dtype: torch.dtype) -> None:
     health = Health()
-    try_kernels(torch.device("cuda"), dtype, TRIALS | LATENT_TRIALS | FUSED_TRIALS, health)
-    try_kernels(torch.device("cuda"), dtype, QUANTIZED_CHECKS | SHADOW_TRIALS, health)
+    try_kernels(torch.device("cuda"), dtype, EVERY_TRIAL | shadow_trials((ShadowSizes(),)), health)
     assert health.problems == {}
     assert HEALTH.problems == {}
 

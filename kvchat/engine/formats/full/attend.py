@@ -84,7 +84,7 @@ class FullMetadataBuilder:
                 step.chunks, lens, accumulate(lens), firsts, listed.split(counts), strict=True
             )
         ]
-        return AttentionMetadata(blocks * size + offsets, spans, prepare(spans, spec.first_visible, size))
+        return AttentionMetadata(blocks * size + offsets, spans, prepare(spans, spec.first_visible))
 
     @staticmethod
     def recorded(slots: Tensor, tables: StepTables) -> AttentionMetadata:
@@ -114,7 +114,7 @@ class ViewMetadataBuilder(FullMetadataBuilder, ABC):
         return AttentionMetadata(
             slots=torch.cat(parts) * size + at % size,
             spans=spans,
-            prepared=prepare(spans, lambda _: 0, size),
+            prepared=prepare(spans, lambda _: 0),
         )
 
     @abstractmethod

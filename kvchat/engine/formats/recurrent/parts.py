@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.api.ids import GroupId
-from kvchat.engine.formats.attention_metadata import AttentionMetadata, LayerPool, Step
+from kvchat.engine.formats.attention_metadata import TORCH_DTYPES, AttentionMetadata, LayerPool, Step
 from kvchat.engine.formats.full.attend import FullMetadataBuilder
 from kvchat.engine.formats.recurrent.spec import StateSpec
 from kvchat.engine.formats.spec import Group
@@ -111,14 +111,14 @@ class LayerStates:
     tensors: Mapping[tuple[str, int], Tensor]
 
 
-def layer_states(pools: Mapping[int, LayerPool], dtypes: Mapping[str, torch.dtype]) -> dict[int, LayerStates]:
+def layer_states(pools: Mapping[int, LayerPool]) -> dict[int, LayerStates]:
     """Return the states in layers' memory, [N, 1, 1, b] bytes of each."""
     found = {}
     for layer, pool in pools.items():
         assert isinstance(pool.spec, StateSpec)
         tensors = {}
         for one, start in zip(pool.spec.tensors, pool.spec.starts, strict=True):
-            run = pool.keys[:, 0, 0, start : start + one.num_bytes].view(dtypes[one.dtype])
+            run = pool.keys[:, 0, 0, start : start + one.num_bytes].view(TORCH_DTYPES[one.dtype])
             tensors[one.kind, one.number] = run.unflatten(1, one.shape)
         found[layer] = LayerStates(pool.group, tensors)
     return found

@@ -15,7 +15,9 @@ from torch import Tensor
 from kvchat.engine.formats.shadow.copy_on_write_rows import Budget, Rows
 from kvchat.engine.formats.shadow.rotary import Rotary
 from kvchat.engine.formats.shadow.settings import CODED_LEN, PIECE_LEN, ShadowSettings
-from kvchat.engine.kernels.shadow_kv import Change, Landmarks, Rotations, products, reference, restore_keys
+from kvchat.engine.kernels.shadow_kv import reference, restore_keys
+from kvchat.engine.kernels.shadow_kv.args import Change, Landmarks, Rotations
+from kvchat.engine.kernels.shadow_kv.torch_fallback import products
 from kvchat.errors import OutOfMemory
 
 LEAST_PER_RANK = 4

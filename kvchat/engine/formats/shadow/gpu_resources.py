@@ -7,7 +7,7 @@ import torch
 from kvchat.engine.formats.shadow.copy_on_write_rows import Budget
 from kvchat.engine.formats.shadow.rotary import Rotary
 from kvchat.engine.formats.shadow.settings import TABLE_STEP
-from kvchat.engine.kernels.shadow_kv import Rotations
+from kvchat.engine.kernels.shadow_kv.args import Rotations
 from kvchat.engine.kernels.stream_protocol import Streams
 
 

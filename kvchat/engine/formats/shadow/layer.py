@@ -19,27 +19,12 @@ from kvchat.engine.formats.shadow.copy_on_write_rows import Rows
 from kvchat.engine.formats.shadow.gpu_resources import GpuResources
 from kvchat.engine.formats.shadow.layer_store import Budgets, LayerStore
 from kvchat.engine.formats.shadow.rotary import Rotary
-from kvchat.engine.formats.shadow.settings import (
-    CHUNK_SIZE,
-    PIECE_LEN,
-    LayerShape,
-    ShadowSettings,
-    check_gain,
-)
+from kvchat.engine.formats.shadow.settings import CHUNK_SIZE, PIECE_LEN, ShadowSettings
 from kvchat.engine.formats.shadow.working_set import EMPTY
 from kvchat.engine.kernels.paged_attention.args import KVPair
-from kvchat.engine.kernels.shadow_kv import (
-    Change,
-    ChunkChoice,
-    VisibleChunks,
-    chosen,
-    chosen_attention,
-    chunk_scores,
-    gathered_attention,
-    load_chunks,
-    picked,
-    reference,
-)
+from kvchat.engine.kernels.shadow_kv import chosen_attention, chunk_scores, load_chunks, reference
+from kvchat.engine.kernels.shadow_kv.args import Change, ChunkChoice
+from kvchat.engine.kernels.shadow_kv.torch_fallback import VisibleChunks, chosen, gathered_attention, picked
 from kvchat.errors import OutOfMemory
 
 
@@ -124,21 +109,14 @@ class ShadowLayer:
 
         Args:
             rotary: the model's own embedding.
-            keys: [n, H_kv, D], rotated.
+            keys: [n, H_kv, D], rotated; at least as many as `least_len`.
             values: [n, H_kv, D_v].
             remote: given if, and only if, the settings say so.
 
         Raises:
-            UnsupportedModel, UsageError: there is nothing to gain; see `check_gain`.
             OutOfMemory: a budget does not hold it; nothing is kept.
         """
-        shape = LayerShape(
-            num_kv_heads=keys.shape[1],
-            head_dim=keys.shape[2],
-            value_dim=values.shape[2],
-            element_size=keys.element_size(),
-        )
-        check_gain(settings, shape, len(keys))
+        assert len(keys) >= settings.least_len
         layer = cls(settings, LayerStore.empty_for(settings, rotary, keys, values, budgets), 0, 0, remote)
         try:
             layer._take_over(keys, values)

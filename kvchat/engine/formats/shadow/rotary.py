@@ -4,11 +4,13 @@ Dimensions: n tokens, H_kv heads, D head size, R <= D rotated numbers of a head.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from kvchat.engine.kernels.shadow_kv import Rotations, reference
+from kvchat.engine.kernels.shadow_kv import reference
+from kvchat.engine.kernels.shadow_kv.args import Rotations
 from kvchat.errors import UnsupportedModel
 
 CosinesAndSines = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -60,41 +62,28 @@ class Rotary:
 
     def turned(self, keys: Tensor, positions: Tensor) -> Tensor:
         """Return keys [n, H_kv, D] with the embedding of their `positions` [n], float32."""
-        cosines, sines = self._halves(positions)
-        num_turned = cosines.shape[-1]
-        return self._back(reference.rotated(self._in_halves(keys, num_turned), cosines, sines), num_turned)
+        return reference.turned(keys, self._at(positions[:, None]))
 
     def unturned(self, keys: Tensor, positions: Tensor) -> Tensor:
         """Return keys [n, H_kv, D] as they were before it, float32."""
-        cosines, sines = self._halves(positions)
-        num_turned = cosines.shape[-1]
-        keys = self._in_halves(keys, num_turned)
-        return self._back(reference.unrotated(keys, cosines, sines, self.scaling), num_turned)
+        turns = self._at(positions[:, None])
+        back = reference.turned(keys, replace(turns, sines=-turns.sines))
+        back[..., : 2 * turns.cosines.shape[-1]] /= self.scaling**2
+        return back
 
     def turns(self, num_positions: int, device: torch.device) -> Rotations:
         """Return the embedding at the first `num_positions` positions, as kernels read it on the device."""
-        sides = self._halves(torch.arange(num_positions, device=device))
-        cosines, sines = (side[:, : side.shape[1] // 2].contiguous() for side in sides)
+        return self._at(torch.arange(num_positions, device=device))
+
+    def _at(self, positions: Tensor) -> Rotations:
+        """Return the embedding at `positions` [...], however the source orders cosines and sines."""
+        cosines, sines = (side[0].float() for side in self.source(positions.flatten()[None]))
+        if torch.equal(*cosines.chunk(2, dim=-1)):
+            cosines, sines = (side.chunk(2, dim=-1)[0] for side in (cosines, sines))
+        else:  # of each pair behind each other
+            cosines, sines = cosines[:, ::2], sines[:, ::2]
+        cosines, sines = (side.contiguous().view(*positions.shape, -1) for side in (cosines, sines))
         return Rotations(cosines=cosines, sines=sines, are_neighbours=self.layout == NEIGHBOURS)
-
-    def _halves(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines [n, R] in halves, however the source orders them."""
-        cosines, sines = (side[0].float() for side in self.source(positions[None]))
-        if not torch.equal(*cosines.chunk(2, dim=-1)):  # of each pair behind each other
-            cosines, sines = (torch.cat((side[:, ::2],) * 2, dim=-1) for side in (cosines, sines))
-        return cosines, sines
-
-    def _in_halves(self, keys: Tensor, num_turned: int) -> Tensor:
-        if self.layout == HALVES:
-            return keys
-        pairs = keys[..., :num_turned].unflatten(-1, (-1, 2))
-        return torch.cat((pairs[..., 0], pairs[..., 1], keys[..., num_turned:]), dim=-1)
-
-    def _back(self, keys: Tensor, num_turned: int) -> Tensor:
-        if self.layout == HALVES:
-            return keys
-        pairs = torch.stack(keys[..., :num_turned].chunk(2, dim=-1), dim=-1).flatten(-2)
-        return torch.cat((pairs, keys[..., num_turned:]), dim=-1)
 
     def _checked_scaling(self) -> float:
         near = torch.arange(64)

@@ -1,9 +1,9 @@
-"""Shadow settings: size and cost of a layer's shadow, and when one does not pay."""
+"""Shadow settings: size and cost of a layer's shadow, and from which prompt on one pays."""
 
 from dataclasses import dataclass
 
 from kvchat.engine.api.view import View
-from kvchat.errors import UnsupportedModel, UsageError
+from kvchat.engine.formats.spec import ITEM_BYTES, CacheSpec
 
 PIECE_LEN = 4096
 """Tokens of which are copies in float32 at a time, a multiple of every size of chunks."""
@@ -41,7 +41,6 @@ class ShadowSettings:
         query_block: queries of a prompt that choose together.
         rank: of the basis; None for the usual one for the width of the keys.
         energy: share of the keys' squares that a basis has to hold; otherwise keys stay exact.
-        is_forced: take contexts and models too that gain nothing.
         is_sourced: compressed keys and values lie elsewhere, and each step reads there what it chooses: of
             keys on a basis nothing is kept but landmarks.
         is_remote: elsewhere is host memory, which a GPU reads slowly: projections of keys are kept too, and
@@ -56,23 +55,11 @@ class ShadowSettings:
     query_block: int = QUERY_BLOCK
     rank: int | None = None
     energy: float = 0.99
-    is_forced: bool = False
     is_sourced: bool = False
     is_remote: bool = False
 
     def __post_init__(self) -> None:
         assert self.is_sourced or not self.is_remote
-        if self.chunk_size < 1 or PIECE_LEN % self.chunk_size:
-            raise UsageError(
-                f"a shadow's chunks of {self.chunk_size} tokens do not divide pieces of {PIECE_LEN:,}: "
-                "take a power of two"
-            )
-        for name in ("budget", "exact_len", "query_block"):
-            size = getattr(self, name)
-            if size < self.chunk_size or size % self.chunk_size:
-                raise UsageError(
-                    f"a shadow's {name} of {size} tokens does not divide into chunks of {self.chunk_size}"
-                )
 
     @property
     def holds_chosen(self) -> bool:
@@ -104,56 +91,7 @@ class ShadowSettings:
         return min(width, self.rank or max(1, min(MOST_RANK, round(RANK_SHARE * width))))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerShape:
-    """What a layer would keep of a context without a shadow.
-
-    Args:
-        element_size: bytes of a stored number.
-    """
-
-    num_kv_heads: int
-    head_dim: int
-    value_dim: int
-    element_size: int = 2
-
-    @property
-    def width(self) -> int:
-        """Numbers of a token's keys."""
-        return self.num_kv_heads * self.head_dim
-
-    @property
-    def token_bytes(self) -> int:
-        return self.num_kv_heads * (self.head_dim + self.value_dim) * self.element_size
-
-
-def check_gain(settings: ShadowSettings, shape: LayerShape, num_tokens: int) -> None:
-    """Refuse a layer or a context that cannot have a shadow, or would gain nothing from one. Pure.
-
-    Raises:
-        UnsupportedModel: the layer has keys too narrow to gain.
-        UsageError: the context is too short.
-    """
-    if num_tokens < settings.least_len:
-        raise UsageError(
-            f"{num_tokens:,} tokens are too few for a shadow: outliers, local chunks, the first one "
-            f"and one to choose take {settings.least_len:,}"
-        )
-    if settings.is_forced:
-        return
-    if shape.width <= LEAST_WIDTH:
-        raise UnsupportedModel(
-            f"keys of {shape.num_kv_heads} x {shape.head_dim} = {shape.width} numbers gain nothing from a "
-            f"shadow: it takes more than {LEAST_WIDTH}"
-        )
-    if num_tokens < GAIN_FACTOR * settings.step_len:
-        raise UsageError(
-            f"{num_tokens:,} tokens gain nothing from a shadow of {settings.step_len:,}: "
-            f"it takes {GAIN_FACTOR * settings.step_len:,}; choose a smaller budget, or the exact cache"
-        )
-
-
-def most_bytes(settings: ShadowSettings, shape: LayerShape, num_tokens: int) -> int:
+def most_bytes(settings: ShadowSettings, spec: CacheSpec, num_tokens: int) -> int:
     """Return the most that a layer keeps beside its blocks of a context of `num_tokens`. Pure.
 
     Where no basis holds its keys: these and all values, a landmark for each chunk, what every step sees, and
@@ -161,21 +99,22 @@ def most_bytes(settings: ShadowSettings, shape: LayerShape, num_tokens: int) -> 
     On a GPU, which has the larger of codes and projections, two working sets: the prompt's and the
     sequence's.
     """
-    size = settings.chunk_size
+    size, width = settings.chunk_size, spec.num_kv_heads * spec.head_dim_k
+    rank, element_size = settings.rank_for(width), ITEM_BYTES[spec.dtype]
     num_chunks = max(num_tokens // size, PAGE_ROWS)
     exact = settings.num_always * size + size + PAGE_ROWS  # of the tail, whose last page is not full
     if settings.is_sourced:
-        keys = shape.width * shape.element_size
+        keys = width * element_size
         # A run is coded when it has doubled once more at the latest, and is there twice meanwhile.
         compressed = (num_chunks + min(num_chunks * size, 2 * CODED_LEN)) * keys
-        held = num_chunks * (size * shape.width + 4 * shape.num_kv_heads) if num_tokens >= CODED_LEN else 0
+        held = num_chunks * (size * width + 4 * spec.num_kv_heads) if num_tokens >= CODED_LEN else 0
         if settings.is_remote:
-            held = max(held, num_chunks * size * settings.rank_for(shape.width) * shape.element_size)
+            held = max(held, num_chunks * size * rank * element_size)
             exact += 2 * settings.budget
         compressed += held
-        return exact * shape.token_bytes + compressed + shape.width * settings.rank_for(shape.width) * 4
+        return exact * spec.token_bytes + compressed + width * rank * 4
     exact += num_chunks * size + settings.budget
-    return exact * shape.token_bytes + num_chunks * shape.width * shape.element_size
+    return exact * spec.token_bytes + num_chunks * width * element_size
 
 
 def settings_for(
@@ -193,7 +132,6 @@ def settings_for(
     return ShadowSettings(
         budget=num_chosen * CHUNK_SIZE,
         num_outliers=num_chosen * outliers // per_chunks,
-        is_forced=view.is_forced,
         is_sourced=is_sourced,
         is_remote=is_remote,
     )

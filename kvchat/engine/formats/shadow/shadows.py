@@ -231,8 +231,7 @@ class StepShadow:
             found.release()
             found = None
         if found is None:
-            bring = None if self._shadows.remote is None else bring_blocks
-            read = partial(_rows_of, pools, self._blocks, bring)
+            read = partial(_rows_of, pools, self._blocks)
             found = self._shadows.begun(layer, prompt, read, is_sourced=BlockChunks.takes(pools))
             try:
                 found.extend(*read(prompt.num_tokens, self._num_tokens))
@@ -243,25 +242,13 @@ class StepShadow:
         return found
 
 
-def _rows_of(
-    pools: KVPair,
-    blocks: Tensor,
-    bring: Callable[[Tensor, Tensor], Tensor] | None,
-    start: int,
-    end: int,
-) -> tuple[Tensor, Tensor]:
-    """Return copies of the keys and values [n, H_kv, *] of tokens [start, end), of pools [N, H_kv, P, *].
-
-    Args:
-        bring: returns blocks of a pool that lies elsewhere; None: it does not.
-    """
+def _rows_of(pools: KVPair, blocks: Tensor, start: int, end: int) -> tuple[Tensor, Tensor]:
+    """Return copies of the keys and values [n, H_kv, *] of tokens [start, end), of pools [N, H_kv, P, *]."""
     size = pools.keys.shape[2]
     first = start // size
     held = blocks[first : -(-end // size)]
     keys, values = (
-        (pool[held] if bring is None else bring(pool, held))
-        .transpose(1, 2)
-        .flatten(0, 1)[start - first * size : end - first * size]
+        bring_blocks(pool, held).transpose(1, 2).flatten(0, 1)[start - first * size : end - first * size]
         for pool in pools
     )
     return keys, values

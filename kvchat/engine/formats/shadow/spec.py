@@ -7,13 +7,12 @@ from typing import ClassVar
 from kvchat.engine.api.view import View
 from kvchat.engine.formats.shadow.settings import (
     CHUNK_SIZE,
-    LayerShape,
     ShadowSettings,
     least_prompt,
     most_bytes,
     settings_for,
 )
-from kvchat.engine.formats.spec import ITEM_BYTES, CacheSpec, Group, Selection, heads_for
+from kvchat.engine.formats.spec import CacheSpec, Group, Selection, heads_for
 from kvchat.engine.kernels.attention_shapes import ShadowSizes
 
 
@@ -32,21 +31,12 @@ class ShadowSpec(CacheSpec):
     view: View
     block_size: int
 
-    @property
-    def shape(self) -> LayerShape:
-        return LayerShape(
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim_k,
-            value_dim=self.head_dim_v,
-            element_size=ITEM_BYTES[self.dtype],
-        )
-
     def beside_bytes(self, num_tokens: int, *, in_host_memory: bool) -> int:
         if num_tokens < least_prompt(self.view):
             return 0
         is_sourced = self.block_size % CHUNK_SIZE == 0
         settings = settings_for(self.view, num_tokens, is_sourced=is_sourced, is_remote=in_host_memory)
-        return most_bytes(settings, self.shape, num_tokens)
+        return most_bytes(settings, self, num_tokens)
 
     def shadow_sizes(self, num_heads: int) -> ShadowSizes:
         """Return the sizes in which the kernels of shadows are called, for a model's query heads."""

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.formats.shadow.copy_on_write_rows import Budget
-from kvchat.engine.kernels.shadow_kv import Change, exchange
+from kvchat.engine.kernels.shadow_kv import exchange
+from kvchat.engine.kernels.shadow_kv.args import Change
 from kvchat.engine.kernels.stream_protocol import Stream, Streams
 
 Fetch = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]

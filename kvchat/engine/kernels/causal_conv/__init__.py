@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kvchat.engine.kernels.causal_conv import native, reference
 from kvchat.engine.kernels.health import HEALTH
+from kvchat.engine.kernels.native.tensors import takes_native
 from kvchat.engine.kernels.triton_support import takes_triton
 
 OPERATION = "short convolutions"
@@ -22,7 +23,7 @@ def causal_conv(
     rows = x, weight, bias, past
 
     def plain() -> Tensor:
-        if native.takes(x):
+        if takes_native(x):
             return native.causal_conv(*rows, is_activated=is_activated)
         out = reference.causal_conv(*rows, is_activated=is_activated)
         if past is not None:

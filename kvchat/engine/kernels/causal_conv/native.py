@@ -5,8 +5,9 @@ import ctypes
 import torch
 from torch import Tensor
 
-from kvchat.engine.kernels.linear.native import TYPES
-from kvchat.engine.kernels.native.library import Library, existing, fields, library
+from kvchat.engine.kernels.native.library import Library, existing, fields
+from kvchat.engine.kernels.native.tensors import TYPES, pointer
+from kvchat.engine.kernels.triton_support import in_rows
 
 MOST_TAPS = 8
 """Taps, and kept inputs, that the kernel takes."""
@@ -25,11 +26,6 @@ class _Call(ctypes.Structure):
     ]
 
 
-def takes(x: Tensor) -> bool:
-    """Whether the kernel computes rows of this device and dtype. Pure."""
-    return library() is not None and x.device.type == "cpu" and x.dtype in TYPES
-
-
 def causal_conv(
     x: Tensor,
     weight: Tensor,
@@ -39,34 +35,23 @@ def causal_conv(
     is_activated: bool,
     native: Library | None = None,
 ) -> Tensor:
-    """Do what the reference does. Effect: `past`, contiguous and of the dtype of `x`, takes in `x`.
-
-    Args:
-        native: another level of the library than this processor's best.
-    """
-    num_sequences, num_tokens, num_channels = x.shape
+    """Do what the reference does. Effect: `past`, contiguous and of the dtype of `x`, takes in `x`."""
     num_taps = weight.shape[1]
     assert num_taps <= MOST_TAPS
     assert past is None or (past.is_contiguous() and past.dtype == x.dtype)
     assert past is None or num_taps - 1 <= past.shape[-1] <= MOST_TAPS
-    x = x if x.stride(-1) == 1 else x.contiguous()
+    x = in_rows(x)
     weight = weight.to(x.dtype).contiguous()
     bias = None if bias is None else bias.to(x.dtype).contiguous()
-    out = torch.empty(num_sequences, num_tokens, num_channels, dtype=x.dtype)
+    out = torch.empty(x.shape, dtype=x.dtype)
     native = existing(native)
     call = _Call(
-        x.data_ptr(),
-        weight.data_ptr(),
-        None if bias is None else bias.data_ptr(),
-        None if past is None else past.data_ptr(),
-        out.data_ptr(),
+        *map(pointer, (x, weight, bias, past, out)),
         native.parallel,
         x.stride()[:2],
         min(torch.get_num_threads(), 1 + x.numel() // LEAST_NUMEL),
         TYPES[x.dtype],
-        num_sequences,
-        num_tokens,
-        num_channels,
+        *x.shape,
         num_taps,
         0 if past is None else past.shape[-1],
         is_activated,

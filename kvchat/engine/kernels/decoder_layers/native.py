@@ -31,10 +31,10 @@ from kvchat.engine.kernels.decoder_layers.args import (
     TokenMixing,
 )
 from kvchat.engine.kernels.gated_delta.native import MOST_DIM
-from kvchat.engine.kernels.linear.native import TYPES
 from kvchat.engine.kernels.linear.packed_layout_probe import packed_layout
 from kvchat.engine.kernels.linear.widened_layout import BLOCK, InterleavedWeight
 from kvchat.engine.kernels.native.library import Library, fields, library
+from kvchat.engine.kernels.native.tensors import TYPES, pointer
 from kvchat.engine.kernels.quantized_attention.native import RecordSide, addresses_of, side_of
 from kvchat.engine.kernels.quantized_linear import QuantizedWeight, native
 from kvchat.engine.kernels.quantized_linear.weight import TILE
@@ -232,7 +232,7 @@ class NativeLayers:
             hidden.data_ptr(),
             step.positions.data_ptr(),
             step.sampling.data_ptr(),
-            out.data_ptr() if out is not None else None,
+            pointer(out),
             self._parallel,
             torch.get_num_threads(),
             layers.stop - layers.start,
@@ -265,7 +265,7 @@ class NativeLayers:
         made.num_inputs = len(mixing.inputs)
         made.inputs[: len(mixing.inputs)] = list(map(self._product, mixing.inputs))
         made.output = self._product(mixing.output)
-        made.places = None if mixing.places is None else mixing.places.data_ptr()
+        made.places = pointer(mixing.places)
         if isinstance(mixing.mixer, Heads):
             assert isinstance(pool, FusedLayerPool)
             _add_heads(made, mixing.mixer, pool)
@@ -302,7 +302,7 @@ class NativeLayers:
 
     def _product(self, linear: Linear) -> _Product:
         bias, weight = linear.bias, linear.weight
-        found = _Product(bias=None if bias is None else bias.data_ptr())
+        found = _Product(bias=pointer(bias))
         found.num_outputs, found.num_inputs = weight.shape
         found.bias_type = 0 if bias is None else TYPES[bias.dtype]
         if isinstance(weight, QuantizedWeight):
@@ -380,12 +380,10 @@ def _suits_rounded(linear: Linear, dtype: torch.dtype, level: Library) -> bool:
 
 
 def _add_codes(product: _Product, weight: QuantizedWeight) -> None:
-    coding, minima = weight.coding, weight.minima
-    if not native.takes(torch.empty(1), weight):
-        raise ValueError(f"weights of {coding}")
+    coding = weight.coding
     product.layout, product.bits, product.group = _QUANTIZED, coding.bits, coding.group
     product.weight, product.scales = weight.codes.data_ptr(), weight.scales.data_ptr()
-    product.minima = None if minima is None else minima.data_ptr()
+    product.minima = pointer(weight.minima)
 
 
 def _dtype_of(pool: FusedLayerPool | FusedStatePool) -> torch.dtype:
@@ -400,7 +398,7 @@ def _add_heads(made: _Layer, heads: Heads, pool: FusedLayerPool) -> None:
         raise ValueError(f"sinks of {sinks.dtype}, or with gaps")
     made.query_norm, made.key_norm = _norm(heads.query_norm), _norm(heads.key_norm)
     made.mixer.kind, made.is_gated = _ATTENTION, heads.is_gated
-    made.sinks = None if sinks is None else sinks.data_ptr()
+    made.sinks = pointer(sinks)
     made.k_pool, made.v_pool = pool.keys.data_ptr(), pool.values.data_ptr()
     made.k_n, made.k_h, made.k_p = pool.keys.stride()[:3]
     made.v_n, made.v_h, made.v_p = pool.values.stride()[:3]

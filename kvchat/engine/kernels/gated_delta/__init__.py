@@ -6,6 +6,7 @@ from torch import Tensor
 
 from kvchat.engine.kernels.gated_delta import native, reference
 from kvchat.engine.kernels.health import HEALTH
+from kvchat.engine.kernels.native.tensors import takes_native
 from kvchat.engine.kernels.state_slots import StateSlots
 from kvchat.engine.kernels.triton_support import takes_triton
 
@@ -29,7 +30,7 @@ def gated_delta(
     rows = query, key, value, decay, beta
 
     def plain() -> Tensor:
-        if native.takes(query):
+        if takes_native(query):
             return native.gated_delta(*rows, slots, is_normal=is_normal)
         out, after = reference.gated_delta(*rows, slots.before(), is_normal=is_normal)
         slots.states[slots.writes] = after

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.kernels.gated_delta.reference import EPSILON
-from kvchat.engine.kernels.linear.native import TYPES
-from kvchat.engine.kernels.native.library import Library, existing, fields, library
+from kvchat.engine.kernels.native.library import Library, existing, fields
+from kvchat.engine.kernels.native.tensors import TYPES, pointer
 from kvchat.engine.kernels.state_slots import StateSlots
+from kvchat.engine.kernels.triton_support import in_rows
 
 MOST_DIM = 256
 """Numbers of a key that the kernel takes."""
@@ -27,11 +28,6 @@ class _Call(ctypes.Structure):
     ]
 
 
-def takes(query: Tensor) -> bool:
-    """Whether the kernel computes rows of this device and dtype. Pure."""
-    return library() is not None and query.device.type == "cpu" and query.dtype in TYPES
-
-
 def gated_delta(
     query: Tensor,
     key: Tensor,
@@ -46,27 +42,16 @@ def gated_delta(
     """Do what the reference does. The same tokens give the same bits in one call as in several.
 
     Effect: writes the states behind the tokens, [H, K, V] each, into their slots.
-
-    Args:
-        native: another level of the library than this processor's best.
     """
     num_sequences, num_tokens, num_heads, value_dim = value.shape
     key_dim = key.shape[-1]
     assert key_dim <= MOST_DIM
-    query, key, value = (_with_whole_heads(one.to(query.dtype)) for one in (query, key, value))
+    query, key, value = (in_rows(one.to(query.dtype)) for one in (query, key, value))
     decay, beta = decay.float().contiguous(), beta.float().contiguous()
     out = query.new_empty(num_sequences, num_tokens, num_heads, value_dim)
     native = existing(native)
     call = _Call(
-        query.data_ptr(),
-        key.data_ptr(),
-        value.data_ptr(),
-        decay.data_ptr(),
-        beta.data_ptr(),
-        slots.states.data_ptr(),
-        None if slots.reads is None else slots.reads.data_ptr(),
-        slots.writes.data_ptr(),
-        out.data_ptr(),
+        *map(pointer, (query, key, value, decay, beta, slots.states, slots.reads, slots.writes, out)),
         native.parallel,
         query.stride()[:3],
         key.stride()[:3],
@@ -87,7 +72,3 @@ def gated_delta(
     )
     native.function("gated_delta")(ctypes.byref(call))
     return out
-
-
-def _with_whole_heads(tensor: Tensor) -> Tensor:
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()

@@ -16,7 +16,8 @@ from torch import Tensor
 from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.latent_attention.args import LatentArgs
 from kvchat.engine.kernels.latent_record.torch_fallback import unpack
-from kvchat.engine.kernels.paged_attention.args import SequenceSpan
+from kvchat.engine.kernels.online_softmax.torch_fallback import OnlineSoftmax, hidden_keys
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
 
 FEWEST_TO_EXPAND = 192
 """From here on expanding costs less: 2 R (d_n + d_v) per key and head once, against 2 (2 R - d_n - d_v) per
@@ -27,7 +28,7 @@ MOST_ROWS = 2048
 """Longest slice of the context."""
 
 Slice = tuple[Tensor, Tensor]
-"""Keys [B, s, D] and values [B, s, D_v] of a slice."""
+"""Keys [H_kv, s, D] and values [H_kv, s, D_v] of a slice: H_kv is 1, or H where they are expanded."""
 MeanLatents = Callable[[Tensor, Tensor, LatentArgs, Sequence[SequenceSpan]], Tensor]
 """Computes what `mean_latents` does."""
 
@@ -88,59 +89,42 @@ def mean_latents(query: Tensor, pool: Tensor, args: LatentArgs, spans: Sequence[
 
 def _attend_absorbed(query: Tensor, pool: Tensor, args: LatentArgs, span: SequenceSpan) -> Tensor:
     """Return the mean latents [Q, H, R] of one span's queries of the latent space [Q, H, R + d_r]."""
-    num_queries, num_heads, _ = query.shape
-    rank = args.k_up.shape[2]
 
     def latents(start: int, end: int) -> Slice:
         rows = _rows(pool, span, start, end, args.record).float()[None]
-        return rows, rows[..., :rank]
+        return rows, rows[..., : args.k_up.shape[2]]
 
-    packed = query.float().view(1, num_queries * num_heads, -1)
-    return _attend(packed, num_heads, args, span, latents).view(num_queries, num_heads, rank)
+    return _attend(query, 1, args, span, latents)
 
 
 def _attend_expanded(query: Tensor, pool: Tensor, args: LatentArgs, span: SequenceSpan) -> Tensor:
     """Return the attention [Q, H, d_v] of one span's queries [Q, H, d_n + d_r]."""
-    return _attend(
-        query.float().transpose(0, 1),
-        1,
-        args,
-        span,
-        lambda start, end: _expand(_rows(pool, span, start, end, args.record), args),
-    ).transpose(0, 1)
+
+    def expanded(start: int, end: int) -> Slice:
+        return _expand(_rows(pool, span, start, end, args.record), args)
+
+    return _attend(query, query.shape[1], args, span, expanded)
 
 
 def _attend(
-    query: Tensor, repeats: int, args: LatentArgs, span: SequenceSpan, load: Callable[[int, int], Slice]
+    query: Tensor, num_kv_heads: int, args: LatentArgs, span: SequenceSpan, load: Callable[[int, int], Slice]
 ) -> Tensor:
-    """Return attention [B, Q * repeats, D_v] over all slices of a span's context.
+    """Return attention [Q, H, D_v], float32, over all slices of a span's context.
 
     Args:
-        query: [B, Q * repeats, D]; `repeats` rows in turn stand at one position.
+        query: [Q, H, D].
         load: first and last position of a slice → its keys and values.
     """
-    batch, num_rows, _ = query.shape
-    num_queries = num_rows // repeats
-    num_visible = span.position + num_queries
-    slice_len = max(1, min(MOST_ROWS, MOST_SCORES // (batch * num_rows)))
-    top = query.new_full((batch, num_rows, 1), float("-inf"))
-    total = query.new_zeros(batch, num_rows, 1)
-    out: Tensor | None = None
-    for start in range(0, num_visible, slice_len):
-        end = min(start + slice_len, num_visible)
-        keys, values = load(start, end)
-        scores = torch.bmm(query, keys.transpose(1, 2)).mul_(args.softmax_scale)  # [B, Q * repeats, s]
-        if end > span.position + 1:
-            later = _later(span.position, num_queries, start, end, query.device)
-            scores.masked_fill_(later.repeat_interleave(repeats, dim=0), float("-inf"))
-        new_top = torch.maximum(top, scores.amax(dim=2, keepdim=True))
-        weights = scores.sub_(new_top).exp_()
-        decay = torch.exp(top - new_top)
-        total = total * decay + weights.sum(dim=2, keepdim=True)
-        out = torch.bmm(weights, values) if out is None else torch.baddbmm(out * decay, weights, values)
-        top = new_top
-    assert out is not None, "a query sees itself"
-    return out / total
+    scores = AttentionArgs(spans=(), softmax_scale=args.softmax_scale)
+    softmax = OnlineSoftmax(query, num_kv_heads, scores)
+    queries = range(span.position, span.position + len(query))
+    slice_len = max(1, min(MOST_ROWS, MOST_SCORES // query[..., 0].numel()))
+    for start in range(0, queries.stop, slice_len):
+        keys = range(start, min(start + slice_len, queries.stop))
+        is_cut = keys.stop > span.position + 1
+        hidden = hidden_keys(keys, queries, scores, query.device) if is_cut else None
+        softmax.add(*load(keys.start, keys.stop), hidden)
+    return softmax.result()
 
 
 def _expand(rows: Tensor, args: LatentArgs) -> Slice:
@@ -162,9 +146,3 @@ def _rows(pool: Tensor, span: SequenceSpan, start: int, end: int, record: Fp8Rec
     rows = pool.index_select(0, blocks).view(-1, pool.shape[3])
     rows = rows[start - first * block_size : end - first * block_size]
     return rows if record is None else unpack(rows, record)
-
-
-def _later(position: int, num_queries: int, start: int, end: int, device: torch.device) -> Tensor:
-    """Return which keys [start, end) come after each query from `position` on, [Q, end - start]."""
-    queries = torch.arange(position, position + num_queries, device=device)[:, None]
-    return torch.arange(start, end, device=device)[None, :] > queries

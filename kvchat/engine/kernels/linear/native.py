@@ -10,10 +10,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from kvchat.engine.kernels.linear.widened_layout import BLOCK, InterleavedWeight
-from kvchat.engine.kernels.native.library import Library, existing, fields, library
+from kvchat.engine.kernels.native.library import Library, existing, fields
+from kvchat.engine.kernels.native.tensors import TYPES, pointer, takes_native
 
-TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""Dtypes, by the kernel's numbers."""
 LEAST_BYTES = 2**17
 """A further thread computes for every so many bytes of a weight; less is done before it has begun."""
 ROWS_AT_ONCE = 8
@@ -42,8 +41,8 @@ class _Pairing(ctypes.Structure):
 
 def takes(weight: Tensor) -> bool:
     """Whether there is a native kernel for this weight. Pure."""
-    is_plain = weight.device.type == "cpu" and weight.layout == torch.strided and weight.is_contiguous()
-    return is_plain and weight.dtype in (torch.bfloat16, torch.float16) and library() is not None
+    is_plain = weight.layout == torch.strided and weight.is_contiguous()
+    return is_plain and weight.dtype != torch.float32 and takes_native(weight)
 
 
 def linear(
@@ -62,7 +61,6 @@ def linear(
         weight: [N, K], paired or one that `takes`.
         bias: [N], or None.
         dtype: of the result.
-        native: another level of the library than this processor's best.
 
     Returns:
         [T, N].
@@ -75,10 +73,7 @@ def linear(
     out = x.new_empty(len(x), num_outputs, dtype=dtype)
     native = existing(native)
     call = _Call(
-        x.data_ptr(),
-        numbers.data_ptr(),
-        None if bias is None else bias.data_ptr(),
-        out.data_ptr(),
+        *map(pointer, (x, numbers, bias, out)),
         native.parallel,
         _num_threads(numbers, max(1, len(x) // ROWS_AT_ONCE)),
         _COLUMNS if isinstance(weight, InterleavedWeight) else _ROWS,

@@ -21,40 +21,32 @@ Table = tuple[Tensor, Tensor, Tensor]
 """Each region's pool start, size, and place in a run, in words [R], int64, on the device."""
 
 
-def copy_blocks(regions: BlockRegions, sources: Tensor, targets: Tensor, known: Table | None = None) -> None:
-    """Do what the reference does; see there for arguments.
-
-    Args:
-        known: what `table` returns for the regions, if it was asked before.
-    """
+def copy_blocks(regions: BlockRegions, sources: Tensor, targets: Tensor, known: Table) -> None:
+    """Do what the reference does; see there for arguments. `known`: what `table` returns for the regions."""
     if len(sources):
         words = regions.buffer.view(torch.int32)
         _move[_grid(regions, len(sources))](
-            words, words, sources, targets, *(known or table(regions)), 0, **constants("copy", regions)
+            words, words, sources, targets, *known, 0, **constants("copy", regions)
         )
 
 
-def gather_blocks(regions: BlockRegions, blocks: Tensor, known: Table | None = None) -> Tensor:
+def gather_blocks(regions: BlockRegions, blocks: Tensor, known: Table) -> Tensor:
     """Return what the reference returns; see there for arguments, and `copy_blocks`."""
     runs = regions.buffer.new_empty(len(blocks), regions.block_bytes)
     if len(blocks):
         arguments = regions.buffer.view(torch.int32), runs.view(torch.int32), blocks, blocks
         row_words = regions.block_bytes // WORD_BYTES
-        _move[_grid(regions, len(blocks))](
-            *arguments, *(known or table(regions)), row_words, **constants("gather", regions)
-        )
+        _move[_grid(regions, len(blocks))](*arguments, *known, row_words, **constants("gather", regions))
     return runs
 
 
-def scatter_blocks(regions: BlockRegions, blocks: Tensor, runs: Tensor, known: Table | None = None) -> None:
+def scatter_blocks(regions: BlockRegions, blocks: Tensor, runs: Tensor, known: Table) -> None:
     """Do what the reference does; see there for arguments, and `copy_blocks`."""
     assert runs.is_contiguous(), "runs lie one behind the other"
     if len(blocks):
         arguments = runs.view(torch.int32), regions.buffer.view(torch.int32), blocks, blocks
         row_words = regions.block_bytes // WORD_BYTES
-        _move[_grid(regions, len(blocks))](
-            *arguments, *(known or table(regions)), row_words, **constants("scatter", regions)
-        )
+        _move[_grid(regions, len(blocks))](*arguments, *known, row_words, **constants("scatter", regions))
 
 
 def constants(mode: str, regions: BlockRegions) -> dict[str, int | bool]:

@@ -50,7 +50,10 @@ def library() -> Library | None:
 
 
 def existing(level: Library | None) -> Library:
-    """Return `level`, or the library for None; callers have checked that there is one."""
+    """Return `level`, or for None that of `library`; callers have checked that there is one.
+
+    Functions that call kernels take a level, too: tests try each, everybody else has the best.
+    """
     found = level or library()
     assert found is not None
     return found

@@ -11,7 +11,6 @@ from kvchat.engine.kernels.health import HEALTH
 from kvchat.engine.kernels.native.library import library
 from kvchat.engine.kernels.paged_attention import native, torch_capturable, torch_fallback
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, Prepared, SequenceSpan, StepTables
-from kvchat.engine.kernels.paged_attention.decode_batches import batch_decodes
 from kvchat.engine.kernels.paged_attention.step_tables import check_tables, step_tables
 from kvchat.engine.kernels.triton_support import takes_triton
 
@@ -41,8 +40,9 @@ def _plain(query: Tensor, k_pool: Tensor, v_pool: Tensor, args: AttentionArgs) -
     return torch_fallback.paged_attention(query, k_pool, v_pool, args)
 
 
-def prepare(spans: Sequence[SequenceSpan], first_visible: Callable[[int], int], block_size: int) -> Prepared:
-    """Return the sequences of a step in the form that is computed with, for all layers of a group.
+def prepare(spans: Sequence[SequenceSpan], first_visible: Callable[[int], int]) -> Prepared | None:
+    """Return the sequences of a step in the form that is computed with, for all layers of a group; None: they
+    are computed with as they are.
 
     Args:
         first_visible: position → first position that a query there sees.
@@ -51,4 +51,4 @@ def prepare(spans: Sequence[SequenceSpan], first_visible: Callable[[int], int], 
         return step_tables(spans, first_visible)
     if library() is not None and spans[0].blocks.device.type == "cpu":
         return native.span_table(spans)
-    return batch_decodes(spans, first_visible, block_size)
+    return None

@@ -21,12 +21,6 @@ def heads_first(blocks: Tensor) -> Tensor:
     return blocks.transpose(0, 1).flatten(1, 2)
 
 
-class Watch(Protocol):
-    """Takes the queries of a sequence as they are attended with."""
-
-    def take(self, layer: int, query: Tensor, args: "AttentionArgs") -> None: ...
-
-
 class Shadow(Protocol):
     """Answers queries of one sequence in place of its blocks, which it is made from."""
 
@@ -52,7 +46,7 @@ class SequenceSpan:
         first_block: logical number of the first block in `blocks`; earlier ones are not visible.
         blocks: block ids up to the last query's own block, [n], int64.
         parts: where not all queries see the same blocks: these attend in its place, ascending.
-        watch: who is told of each layer's queries.
+        watched: takes the last queries of each layer, and how they were scored; None: nobody asks for them.
         shadow: who answers these instead of the blocks; None: nobody.
     """
 
@@ -62,7 +56,7 @@ class SequenceSpan:
     first_block: int
     blocks: Tensor
     parts: "tuple[SequenceSpan, ...]" = ()
-    watch: "Watch | None" = None
+    watched: "dict[int, tuple[Tensor, AttentionArgs]] | None" = None
     shadow: "Shadow | None" = None
 
     def moved(self, q_start: int) -> "SequenceSpan":
@@ -77,38 +71,6 @@ def attended(spans: Sequence[SequenceSpan]) -> Sequence[SequenceSpan]:
     if not any(span.parts for span in spans):
         return spans
     return [part for span in spans for part in span.parts or (span,)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeBatch:
-    """Queries that stand alone in their sequences, and every block that one of them sees.
-
-    The blocks of all sequences stand in one list, those that are visible as a whole before the others. Scores
-    are laid out as [B, n]: n blocks for every sequence, of which a shorter one uses the first.
-
-    Args:
-        rows: rows of the queries in the batch of the step [B], int64.
-        num_places: n, the blocks of the longest sequence.
-        blocks: block ids [M], int64.
-        owners: number of the query that sees each block [M], int64.
-        places: place of each block in the layout of the scores, of B * n, [M], int64.
-        hidden: which slots of the last blocks of the list are not visible [E, P], bool.
-    """
-
-    rows: Tensor
-    num_places: int
-    blocks: Tensor
-    owners: Tensor
-    places: Tensor
-    hidden: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Decodes:
-    """The sequences of a step: those that decode together, and the others."""
-
-    batches: Sequence[DecodeBatch]
-    spans: Sequence[SequenceSpan]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +140,7 @@ class StepTables:
         return self._tiles[key]
 
 
-Prepared = Decodes | SpanTable | StepTables
+Prepared = SpanTable | StepTables
 
 
 @dataclass(frozen=True, slots=True)

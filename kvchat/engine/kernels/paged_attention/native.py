@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kvchat.engine.kernels.linear.native import TYPES
-from kvchat.engine.kernels.native.library import Library, existing, fields, library
+from kvchat.engine.kernels.native.library import Library, existing, fields
+from kvchat.engine.kernels.native.tensors import TYPES, pointer, takes_native
 from kvchat.engine.kernels.paged_attention.args import (
     AttentionArgs,
     KVPair,
@@ -40,10 +40,8 @@ class NativeCall(ctypes.Structure):
 def takes(query: Tensor, k_pool: Tensor, v_pool: Tensor) -> bool:
     """Whether there is a native kernel for these tensors. Pure."""
     return (
-        library() is not None
-        and k_pool.device.type == "cpu"
-        and query.dtype in TYPES
-        and k_pool.dtype in TYPES
+        takes_native(query)
+        and takes_native(k_pool)
         and query.stride(2) == k_pool.stride(3) == v_pool.stride(3) == 1
     )
 
@@ -63,11 +61,7 @@ def span_table(spans: Sequence[SequenceSpan]) -> SpanTable:
 def paged_attention(
     query: Tensor, k_pool: Tensor, v_pool: Tensor, args: AttentionArgs, native: Library | None = None
 ) -> Tensor:
-    """Return what the reference returns; see there for arguments.
-
-    Args:
-        native: another level of the library than this processor's best.
-    """
+    """Return what the reference returns; see there for arguments."""
     native = existing(native)
     out = query.new_empty(len(query), query.shape[1], v_pool.shape[3])
     call, _kept = attention_call(query, KVPair(k_pool, v_pool), out, args, native)
@@ -87,12 +81,7 @@ def attention_call(
     sinks = None if args.sinks is None else args.sinks.float().contiguous()
     num_bytes = table.num_keys * num_kv_heads * (dim_k + dim_v) * k_pool.element_size()
     call = NativeCall(
-        query.data_ptr(),
-        k_pool.data_ptr(),
-        v_pool.data_ptr(),
-        out.data_ptr(),
-        None if sinks is None else sinks.data_ptr(),
-        table.rows.data_ptr(),
+        *map(pointer, (query, k_pool, v_pool, out, sinks, table.rows)),
         native.parallel,
         len(table.rows),
         min(torch.get_num_threads(), 1 + num_bytes // LEAST_BYTES),

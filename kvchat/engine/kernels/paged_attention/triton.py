@@ -54,15 +54,9 @@ def _keys(head_dim: int) -> int:
     return 64 if head_dim <= 128 else 32
 
 
-def paged_attention(
-    query: Tensor, k_pool: Tensor, v_pool: Tensor, args: AttentionArgs, tables: StepTables | None = None
-) -> Tensor:
-    """Return what the reference returns; see there for arguments.
-
-    Args:
-        tables: the same sequences as tensors, where a step has made them for all its layers.
-    """
-    tables = tables or tables_of(args)
+def paged_attention(query: Tensor, k_pool: Tensor, v_pool: Tensor, args: AttentionArgs) -> Tensor:
+    """Return what the reference returns; see there for arguments."""
+    tables = tables_of(args)
     query = in_rows(query)
     out = triton_launcher.empty_result(query, v_pool.shape[3], args)
     group = query.shape[1] // k_pool.shape[1]

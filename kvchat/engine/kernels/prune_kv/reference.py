@@ -47,14 +47,9 @@ def attention_weights(query: Tensor, keys: Tensor, args: AttentionArgs) -> Tenso
 
     Args:
         args: scores; its spans, windows and chunks are not looked at.
-
-    Raises:
-        ValueError: the heads do not divide.
     """
     num_queries, num_heads, _ = query.shape
     num_kv_heads, num_keys, _ = keys.shape
-    if num_heads % num_kv_heads:
-        raise ValueError(f"{num_heads} query heads cannot share {num_kv_heads} key-value heads evenly")
     wide = keys.float().repeat_interleave(num_heads // num_kv_heads, dim=0)
     scores = torch.bmm(query.float().transpose(0, 1), wide.transpose(1, 2)) * args.softmax_scale
     if args.softcap is not None:
@@ -93,12 +88,8 @@ def select(scores: Tensor, num_kept: int) -> Tensor:
     earlier.
 
     What has no finite score is kept before all others: nothing that is no number gets lost from sight.
-
-    Raises:
-        ValueError: more are to be kept than there are, or none.
     """
-    if not 0 < num_kept <= scores.shape[1]:
-        raise ValueError(f"{num_kept} of {scores.shape[1]} tokens cannot be kept")
+    assert 0 < num_kept <= scores.shape[1]
     ranked = torch.where(scores.isfinite(), scores, torch.full_like(scores, float("inf")))
     order = ranked.argsort(dim=1, descending=True, stable=True)
     return order[:, :num_kept].sort(dim=1).values

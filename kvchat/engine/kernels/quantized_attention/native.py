@@ -45,11 +45,7 @@ def quantized_attention(
     blocks: Sequence[Tensor],
     native: Library | None = None,
 ) -> Tensor:
-    """Return what the reference returns; see there for arguments.
-
-    Args:
-        native: another level of the library than this processor's best.
-    """
+    """Return what the reference returns; see there for arguments."""
     native = existing(native)
     out = query.new_empty(len(query), query.shape[1], pools.values.shape[3])
     attention, _kept = paged.attention_call(query, pools, out, args, native)

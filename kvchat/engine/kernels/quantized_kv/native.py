@@ -8,8 +8,8 @@ import ctypes
 import torch
 from torch import Tensor
 
-from kvchat.engine.kernels.linear.native import TYPES
-from kvchat.engine.kernels.native.library import Library, existing, fields, library
+from kvchat.engine.kernels.native.library import Library, existing, fields
+from kvchat.engine.kernels.native.tensors import TYPES, pointer, takes_native
 from kvchat.engine.kernels.quantized_kv.reference import quantize
 from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord
 
@@ -33,13 +33,7 @@ class _Call(ctypes.Structure):
 
 def takes(pool: Tensor) -> bool:
     """Whether there is a native kernel for this pool. Pure."""
-    return (
-        pool.device.type == "cpu"
-        and pool.dtype in TYPES
-        and pool.stride(3) == 1
-        and pool.shape[3] > 0
-        and library() is not None
-    )
+    return takes_native(pool) and pool.stride(3) == 1 and pool.shape[3] > 0
 
 
 def layout_of(record: QuantizedRecord) -> tuple[int, ...]:
@@ -67,7 +61,6 @@ def quantize_into(
 
     Args:
         blocks: which blocks [n], and where in `records` they go [n]; int64.
-        native: another level of the library than this processor's best.
     """
     native = existing(native)
     assert pool.shape[2:] == (record.num_tokens, record.dim)
@@ -76,7 +69,7 @@ def quantize_into(
     sources, targets = (listed.contiguous() for listed in blocks)
     failed = torch.zeros(len(sources), pool.shape[1], dtype=torch.uint8)
     call = _Call(
-        *(tensor.data_ptr() for tensor in (pool, records, sources, targets, failed)),
+        *map(pointer, (pool, records, sources, targets, failed)),
         native.parallel,
         len(sources),
         min(torch.get_num_threads(), 1 + len(sources) * pool[0].numel() // LEAST_NUMBERS),

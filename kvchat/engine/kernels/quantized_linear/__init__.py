@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from kvchat.engine.kernels.native.tensors import takes_native
 from kvchat.engine.kernels.quantized_linear import native, reference
 from kvchat.engine.kernels.quantized_linear.weight import Coding, QuantizedWeight, dequantize, quantize
 
@@ -10,6 +11,6 @@ __all__ = ["Coding", "QuantizedWeight", "dequantize", "linear", "quantize"]
 
 def linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
     """Do what the reference does; see there for arguments."""
-    if native.takes(x, weight):
+    if takes_native(x):
         return native.linear(x, weight, bias)
     return reference.linear(x, weight, bias)

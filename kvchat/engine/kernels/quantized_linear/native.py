@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from kvchat.engine.kernels.cpu_dtypes import is_emulated
-from kvchat.engine.kernels.linear.native import TYPES
 from kvchat.engine.kernels.linear.widened import multiply
 from kvchat.engine.kernels.native.library import Library, existing, fields, library
+from kvchat.engine.kernels.native.tensors import TYPES, pointer
 from kvchat.engine.kernels.quantized_linear.weight import QuantizedWeight
 
 MOST_ROWS = 16
@@ -36,11 +36,6 @@ class _Call(ctypes.Structure):
     ]
 
 
-def takes(x: Tensor, weight: QuantizedWeight) -> bool:
-    """Whether there is a native kernel for these tensors. Pure."""
-    return library() is not None and x.device.type == "cpu" and x.dtype in TYPES
-
-
 def prefers_codes(dtype: torch.dtype, weight: QuantizedWeight, native: Library | None) -> bool:
     """Whether any number of rows of a dtype is computed from the codes. Pure."""
     found = native or library()
@@ -49,11 +44,7 @@ def prefers_codes(dtype: torch.dtype, weight: QuantizedWeight, native: Library |
 
 
 def linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, native: Library | None = None) -> Tensor:
-    """Return what the reference returns; see there for arguments.
-
-    Args:
-        native: another level of the library than this processor's best.
-    """
+    """Return what the reference returns; see there for arguments."""
     rows = x.reshape(-1, x.shape[-1])
     if len(rows) <= MOST_ROWS or prefers_codes(x.dtype, weight, native):
         out = _from_codes(rows.contiguous(), weight, bias, native)
@@ -88,12 +79,7 @@ def _from_parts(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, native:
 def _call(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, out: Tensor, num_rows: int) -> _Call:
     num_outputs, num_inputs = weight.shape
     return _Call(
-        x.data_ptr(),
-        weight.codes.data_ptr(),
-        weight.scales.data_ptr(),
-        None if weight.minima is None else weight.minima.data_ptr(),
-        None if bias is None else bias.data_ptr(),
-        out.data_ptr(),
+        *map(pointer, (x, weight.codes, weight.scales, weight.minima, bias, out)),
         None,
         min(torch.get_num_threads(), 1 + weight.nbytes * max(1, num_rows // MOST_ROWS) // LEAST_BYTES),
         TYPES[out.dtype],

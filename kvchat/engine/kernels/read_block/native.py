@@ -87,7 +87,6 @@ def read_block(descriptor: int, head: FileHead, places: ReadTargets, native: Lib
 
     Args:
         descriptor: of a file as long as head and places together.
-        native: another level of the library than this processor's best.
 
     Raises:
         HeadDiffers, BytesDiffer: the file is not what it must be.

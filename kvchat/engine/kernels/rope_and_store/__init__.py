@@ -5,7 +5,7 @@ from torch import Tensor
 from kvchat.engine.kernels.bounds_checks import check_slots, debugs
 from kvchat.engine.kernels.health import HEALTH
 from kvchat.engine.kernels.rope_and_store import reference
-from kvchat.engine.kernels.rope_and_store.args import RopeStore
+from kvchat.engine.kernels.rope_and_store.reference import RopeStore
 from kvchat.engine.kernels.store_kv import store_kv
 from kvchat.engine.kernels.triton_support import takes_triton
 

@@ -5,11 +5,30 @@ The first half of the turned numbers of a head is paired with the second half. S
 numbers of a head that are turned.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from kvchat.engine.kernels.rope_and_store.args import RopeStore
 from kvchat.engine.kernels.store_kv.reference import store_kv
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeStore:
+    """Where tokens stand and where their keys and values go. T tokens, R numbers of a head that are turned.
+
+    Args:
+        cosines, sines: of each token's position [T, R], R even.
+        k_pool: keys of one layer [N, H_kv, P, D].
+        v_pool: values of one layer [N, H_kv, P, D_v].
+        slots: `block * P + offset` of each token [T], as for `store_kv`.
+    """
+
+    cosines: Tensor
+    sines: Tensor
+    k_pool: Tensor
+    v_pool: Tensor
+    slots: Tensor
 
 
 def rope_store(query: Tensor, key: Tensor, value: Tensor, args: RopeStore) -> Tensor:

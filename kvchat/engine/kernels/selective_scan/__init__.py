@@ -5,6 +5,7 @@ the reference everywhere else.
 from torch import Tensor
 
 from kvchat.engine.kernels.health import HEALTH
+from kvchat.engine.kernels.native.tensors import takes_native
 from kvchat.engine.kernels.selective_scan import native, reference
 from kvchat.engine.kernels.state_slots import StateSlots
 from kvchat.engine.kernels.triton_support import takes_triton
@@ -22,7 +23,7 @@ def selective_scan(
     rows = x, dt, a, b, c, skip
 
     def plain() -> Tensor:
-        if native.takes(x):
+        if takes_native(x):
             return native.selective_scan(*rows, slots)
         out, after = reference.selective_scan(*rows, slots.before())
         slots.states[slots.writes] = after

@@ -7,40 +7,10 @@ from torch import Tensor
 from kvchat.engine.kernels.health import HEALTH
 from kvchat.engine.kernels.paged_attention.args import KVPair
 from kvchat.engine.kernels.shadow_kv import native, reference, torch_fallback
-from kvchat.engine.kernels.shadow_kv.args import (
-    MOST_SLOTS,
-    Change,
-    ChosenChunks,
-    ChunkChoice,
-    Landmarks,
-    Rotations,
-)
-from kvchat.engine.kernels.shadow_kv.torch_fallback import (
-    VisibleChunks,
-    chosen,
-    gathered_attention,
-    picked,
-    products,
-)
+from kvchat.engine.kernels.shadow_kv.args import MOST_SLOTS, Change, ChosenChunks, ChunkChoice, Rotations
+from kvchat.engine.kernels.shadow_kv.torch_fallback import products
 from kvchat.engine.kernels.triton_support import takes_triton
 
-__all__ = [
-    "Change",
-    "ChosenChunks",
-    "ChunkChoice",
-    "Landmarks",
-    "Rotations",
-    "VisibleChunks",
-    "chosen",
-    "chosen_attention",
-    "chunk_scores",
-    "exchange",
-    "gathered_attention",
-    "load_chunks",
-    "picked",
-    "products",
-    "restore_keys",
-]
 SCORES, WORKING_SET = "scores of chunks", "the working set of a shadow"
 LOADS, KEYS = "chunks from host memory", "keys from projections"
 

@@ -5,7 +5,7 @@ that turn, c tokens of a chunk, k slots of a working set.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -56,16 +56,20 @@ class Landmarks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rotations:
-    """A rotary embedding at every position.
+    """A rotary embedding at some positions, as a table at all of them from the first one on.
 
     Args:
-        cosines, sines: [positions, R / 2], float32, one of each pair, for the first R numbers of a head.
+        cosines, sines: [..., R / 2], float32, one of each pair, for the first R numbers of a head.
         are_neighbours: numbers 2i and 2i + 1 turn together; otherwise i and i + R / 2.
     """
 
     cosines: Tensor
     sines: Tensor
     are_neighbours: bool = False
+
+    def at(self, positions: Tensor) -> "Rotations":
+        """Return a table's embedding at `positions` [...]."""
+        return replace(self, cosines=self.cosines[positions], sines=self.sines[positions])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from kvchat.engine.kernels.linear.native import TYPES
 from kvchat.engine.kernels.native.library import Library, existing, fields
+from kvchat.engine.kernels.native.tensors import TYPES, pointer
 from kvchat.engine.kernels.paged_attention import native as paged
 from kvchat.engine.kernels.paged_attention.args import KVPair
 from kvchat.engine.kernels.shadow_kv.args import ChosenChunks, ChunkChoice, Landmarks
@@ -58,11 +58,7 @@ def _is_readable(stand: Landmarks, dtype: torch.dtype) -> bool:
 def chosen_attention(
     query: Tensor, pools: KVPair, choice: ChunkChoice, native: Library | None = None
 ) -> ChosenChunks | None:
-    """Return what the reference returns, None where a product is not finite; see there for arguments.
-
-    Args:
-        native: another level of the library than this processor's best.
-    """
+    """Return what the reference returns, None where a product is not finite; see there for arguments."""
     native = existing(native)
     call, seen, _kept = _call_of(query, pools, choice, native)
     found = native.function("chosen_attention")(ctypes.byref(call))
@@ -89,9 +85,7 @@ def _call_of(
     out = query.new_empty(num_queries, num_heads, dim_v)
     chosen = always.new_empty(num_kv_heads, choice.num_chosen)
     call = _Call(
-        *(tensor.data_ptr() for tensor in (query, k_pool, v_pool, out, blocks, pieces, always)),
-        None if before is None else before.data_ptr(),
-        chosen.data_ptr(),
+        *map(pointer, (query, k_pool, v_pool, out, blocks, pieces, always, before, chosen)),
         native.parallel,
         len(pieces),
         _num_threads(choice, k_pool, v_pool),

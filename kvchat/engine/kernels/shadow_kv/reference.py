@@ -32,31 +32,6 @@ class Basis:
     energy: float
 
 
-def unrotated(keys: Tensor, cos: Tensor, sin: Tensor, scaling: float = 1.0) -> Tensor:
-    """Return keys [n, H_kv, D] as they were before rotary embedding, float32.
-
-    Args:
-        cos, sin: [n, R] of the model's own embedding at the keys' positions, for the first R <= D numbers of
-            a head, in halves: the i-th belongs to the (i + R/2)-th.
-        scaling: what both are multiplied with.
-    """
-    cos, sin = cos.float()[:, None], sin.float()[:, None]
-    num_rotated = cos.shape[-1]
-    turned, rest = keys.float().split((num_rotated, keys.shape[-1] - num_rotated), dim=-1)
-    first, second = turned.chunk(2, dim=-1)
-    back = turned * cos - torch.cat((-second, first), dim=-1) * sin
-    return torch.cat((back / scaling**2, rest), dim=-1)
-
-
-def rotated(keys: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return keys [n, H_kv, D] with rotary embedding, float32; the other way round of `unrotated`."""
-    cos, sin = cos.float()[:, None], sin.float()[:, None]
-    num_rotated = cos.shape[-1]
-    turned, rest = keys.float().split((num_rotated, keys.shape[-1] - num_rotated), dim=-1)
-    first, second = turned.chunk(2, dim=-1)
-    return torch.cat((turned * cos + torch.cat((-second, first), dim=-1) * sin, rest), dim=-1)
-
-
 def basis_of_products(products: Tensor, rank: int) -> Basis:
     """Return the best basis of `rank` directions for keys whose products with each other, summed over all
     tokens, are `products` [H_kv * D, H_kv * D], float64.
@@ -65,16 +40,6 @@ def basis_of_products(products: Tensor, rank: int) -> Basis:
     total = squares.clamp_min(0).sum()
     energy = squares[-rank:].clamp_min(0).sum() / total if total > 0 else torch.ones(())
     return Basis(directions=directions[:, -rank:].flip(1).float(), energy=float(energy))
-
-
-def projected(keys: Tensor, basis: Basis) -> Tensor:
-    """Return the projections [n, r] of keys [n, H_kv, D] before rotation."""
-    return keys.flatten(1).float() @ basis.directions
-
-
-def restored(projections: Tensor, basis: Basis, num_kv_heads: int) -> Tensor:
-    """Return keys [n, H_kv, D] before rotation from their projections [n, r]."""
-    return (projections.float() @ basis.directions.T).unflatten(1, (num_kv_heads, -1))
 
 
 def landmarks(keys: Tensor, chunk_size: int) -> Tensor:
@@ -105,24 +70,15 @@ def chunk_scores(query: Tensor, means: Tensor, always: Tensor, softmax_scale: fl
     Args:
         means: [C, H_kv, D].
         always: as for `wanted_scores`.
-
-    Raises:
-        ValueError: the heads do not divide.
     """
     return wanted_scores(products(query, means), always, softmax_scale)
 
 
 def products(query: Tensor, keys: Tensor) -> Tensor:
-    """Return the products [Q, H_kv, G, n], float32, of queries [Q, H, D] with keys or landmarks [n, H_kv, D].
-
-    Raises:
-        ValueError: the heads do not divide.
+    """Return the products [Q, H_kv, G, n], float32, of queries [Q, H, D] with keys, or landmarks, [n, H_kv,
+    D].
     """
-    num_queries, num_heads, _ = query.shape
-    num_kv_heads = keys.shape[1]
-    if num_heads % num_kv_heads:
-        raise ValueError(f"{num_heads} query heads cannot share {num_kv_heads} key-value heads evenly")
-    grouped = query.float().view(num_queries, num_kv_heads, -1, query.shape[-1])
+    grouped = query.float().unflatten(1, (keys.shape[1], -1))
     return torch.einsum("qhgd,nhd->qhgn", grouped, keys.float())
 
 
@@ -262,12 +218,12 @@ def restore_keys(
         there = change.is_missing[head] & (numbers >= 0) & (numbers < len(projections))
         before = projections[numbers[there]].float() @ own[head].T
         positions = change.slots[head][there][:, None] * size + torch.arange(size, device=numbers.device)
-        out[head, there] = turned(before, turns, positions).to(out.dtype)
+        out[head, there] = turned(before, turns.at(positions)).to(out.dtype)
 
 
-def turned(keys: Tensor, turns: Rotations, positions: Tensor) -> Tensor:
-    """Return keys [..., D] with the embedding of their `positions` [...], float32."""
-    cosines, sines = turns.cosines[positions], turns.sines[positions]
+def turned(keys: Tensor, turns: Rotations) -> Tensor:
+    """Return keys [..., D] with rotary embedding, float32; `turns`: at the position of each."""
+    cosines, sines = turns.cosines, turns.sines
     num_turned = 2 * cosines.shape[-1]
     part, rest = keys.float().split((num_turned, keys.shape[-1] - num_turned), dim=-1)
     if turns.are_neighbours:

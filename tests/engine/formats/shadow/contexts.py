@@ -15,7 +15,7 @@ NUM_KV_HEADS, GROUP, HEAD_DIM, VALUE_DIM = 2, 3, 16, 12
 WIDTH = NUM_KV_HEADS * HEAD_DIM
 SCALE = HEAD_DIM**-0.5
 RANK = 6
-SMALL = ShadowSettings(budget=64, num_outliers=3, exact_len=32, query_block=16, rank=RANK, is_forced=True)
+SMALL = ShadowSettings(budget=64, num_outliers=3, exact_len=32, query_block=16, rank=RANK)
 """Chooses 8 chunks, sees 4 besides, and compresses 4 at a time."""
 
 

@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.api.view import View
+from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.shadow.copy_on_write_rows import Budget
 from kvchat.engine.formats.shadow.layer import ShadowLayer
 from kvchat.engine.formats.shadow.memory import table_bytes
-from kvchat.engine.formats.shadow.settings import TABLE_STEP, LayerShape, most_bytes
+from kvchat.engine.formats.shadow.settings import TABLE_STEP, most_bytes
 from kvchat.engine.formats.shadow.shadows import Shadows
 from kvchat.engine.formats.shadow.working_set import EMPTY, WorkingSet
-from kvchat.engine.kernels.shadow_kv import Change, torch_fallback
+from kvchat.engine.kernels.shadow_kv import torch_fallback
+from kvchat.engine.kernels.shadow_kv.args import Change
 from kvchat.engine.kernels.stream_protocol import Stream
 from kvchat.errors import OutOfMemory
 from tests.engine.formats.shadow.contexts import (
@@ -114,8 +116,8 @@ def test_the_device_holds_no_values_but_those_in_sight_and_no_more_than_was_fore
     assert tables == table_bytes(HEAD_DIM, 2040) == TABLE_STEP * HEAD_DIM * 4
     assert sum(allocated.values()) - sum(numbers.values()) + tables == budgets.device.used_bytes
     assert budgets.host.used_bytes == 0
-    shape = LayerShape(num_kv_heads=NUM_KV_HEADS, head_dim=HEAD_DIM, value_dim=VALUE_DIM, element_size=4)
-    assert budgets.device.used_bytes - tables <= most_bytes(REMOTE, shape, 2040)
+    spec = FullSpec(num_kv_heads=NUM_KV_HEADS, head_dim_k=HEAD_DIM, head_dim_v=VALUE_DIM, dtype="F32")
+    assert budgets.device.used_bytes - tables <= most_bytes(REMOTE, spec, 2040)
     fork.release()
     layer.release()
     layer.remote.turns.clear()

@@ -6,11 +6,11 @@ from itertools import pairwise
 import pytest
 import torch
 
+from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.shadow.copy_on_write_rows import PAGE_ROWS, Budget
 from kvchat.engine.formats.shadow.layer import ShadowLayer
 from kvchat.engine.formats.shadow.layer_store import Budgets
 from kvchat.engine.formats.shadow.rotary import Rotary
-from kvchat.engine.formats.shadow.settings import LayerShape
 from kvchat.engine.formats.shadow.working_set import EMPTY
 from kvchat.errors import OutOfMemory
 from tests.engine.formats.shadow.contexts import (
@@ -263,9 +263,9 @@ def test_what_is_allocated_is_what_was_expected_and_what_the_budgets_say() -> No
     allocated = {t.data_ptr(): t.untyped_storage().nbytes() for part in tensors.values() for t in part}
     numbers = sum(t.nbytes for t in tensors["numbers"])
     assert sum(allocated.values()) - numbers == budgets.device.used_bytes
-    shape = LayerShape(num_kv_heads=NUM_KV_HEADS, head_dim=HEAD_DIM, value_dim=VALUE_DIM, element_size=4)
-    expected = expected_device_bytes(SMALL, shape, 2043)
-    spare = (PAGE_ROWS - layer.tail_len) * shape.token_bytes  # a page of the tail
+    spec = FullSpec(num_kv_heads=NUM_KV_HEADS, head_dim_k=HEAD_DIM, head_dim_v=VALUE_DIM, dtype="F32")
+    expected = expected_device_bytes(SMALL, spec, 2043)
+    spare = (PAGE_ROWS - layer.tail_len) * spec.token_bytes  # a page of the tail
     assert budgets.device.used_bytes == expected + spare
     assert budgets.host.used_bytes == layer.num_compressed * CHUNK * NUM_KV_HEADS * VALUE_DIM * 4
     layer.release()

@@ -11,7 +11,8 @@ from kvchat.engine.formats.shadow.layer import BlockChunks
 from kvchat.engine.formats.shadow.settings import CODED_LEN
 from kvchat.engine.formats.shadow.shadows import Shadows
 from kvchat.engine.kernels.paged_attention.args import KVPair
-from kvchat.engine.kernels.shadow_kv import ChunkChoice, reference
+from kvchat.engine.kernels.shadow_kv import reference
+from kvchat.engine.kernels.shadow_kv.args import ChunkChoice
 from kvchat.engine.sequences.batch_plan import ShadowedPrompt
 from tests.engine.formats.shadow.contexts import (
     HEAD_DIM,

@@ -11,8 +11,6 @@ from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.groups_in_format import stored_groups
 from kvchat.engine.formats.shadow.settings import (
     GAIN_FACTOR,
-    LayerShape,
-    check_gain,
     least_prompt,
     settings_for,
 )
@@ -32,7 +30,6 @@ pytestmark = pytest.mark.pure
 P = 64
 WIDE = FullSpec(num_kv_heads=8, head_dim_k=64, head_dim_v=64, dtype="BF16")
 NARROW = FullSpec(num_kv_heads=2, head_dim_k=128, head_dim_v=128, dtype="BF16")
-SHAPE = LayerShape(num_kv_heads=8, head_dim=64, value_dim=64)
 
 
 def shadowed(text: str) -> Group:
@@ -48,7 +45,6 @@ def test_a_number_of_tokens_is_chosen_beside_outliers_in_the_published_ratio(bud
     settings = settings_for(View(rule="shadow", budget=budget), 100_000)
     assert budget <= settings.budget < budget + 8
     assert settings.num_outliers == settings.budget * 24 // 1024
-    assert not settings.is_forced
 
 
 @pytest.mark.parametrize("num_tokens", [2048, 2000, 4096, 61_440])
@@ -65,11 +61,10 @@ def test_a_share_is_all_that_a_step_looks_at(share: int, num_tokens: int) -> Non
 def test_prompts_get_a_shadow_from_where_it_gains_something(text: str) -> None:
     view = parse_view(text)
     least = least_prompt(view)
-    check_gain(settings_for(view, least), SHAPE, least)
     assert least >= GAIN_FACTOR * settings_for(view, least).step_len
     forced = parse_view(f"{text}:forced")
     assert least_prompt(forced) < least
-    check_gain(settings_for(forced, least_prompt(forced)), SHAPE, least_prompt(forced))
+    assert least_prompt(forced) >= settings_for(forced, least_prompt(forced)).least_len
 
 
 # Which layers

@@ -8,14 +8,12 @@ import torch
 from kvchat.engine.kernels.attention_shapes import AttentionSizes, LatentSizes
 from kvchat.engine.kernels.health import Health
 from kvchat.engine.kernels.kernel_checks import (
-    FUSED_TRIALS,
-    LATENT_TRIALS,
+    EVERY_TRIAL,
     TOLERANCES,
-    TRIALS,
     largest_error,
+    trials_of,
     try_kernels,
 )
-from kvchat.engine.kernels.model_shape_checks import QUANTIZED_CHECKS, trials_of
 from kvchat.engine.kernels.quantized_attention.args import QuantizedStep, check_old_blocks
 from kvchat.engine.kernels.quantized_record import Code
 from tests.engine.kernels.attention_cases import tables_of
@@ -23,7 +21,6 @@ from tests.engine.kernels.attention_cases import tables_of
 pytestmark = pytest.mark.cpu
 
 CPU = torch.device("cpu")
-EVERY_TRIAL = TRIALS | LATENT_TRIALS | FUSED_TRIALS | QUANTIZED_CHECKS
 LAYERS = (
     AttentionSizes(num_heads=6, num_kv_heads=2, head_dim_k=80, head_dim_v=96, block_size=4),
     AttentionSizes(window=37, block_size=16),
@@ -47,7 +44,7 @@ def test_what_is_used_without_a_gpu_passes_every_trial_in_any_size(dtype: torch.
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_trials_are_passed_with_other_numbers(dtype: torch.dtype) -> None:
     for name, trial in EVERY_TRIAL.items():
-        assert trial(CPU, dtype, seed=2**39) <= TOLERANCES[dtype], name
+        assert trial(CPU, dtype, 2**39) <= TOLERANCES[dtype], name
 
 
 def test_a_model_without_quantized_layers_or_latents_has_no_trial_of_them() -> None:
