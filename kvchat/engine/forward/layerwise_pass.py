@@ -78,19 +78,13 @@ class LayerwisePass:
         self._between: list[Between] = []
         self.use(compile)
 
-    def use(
-        self,
-        compile: Compile | None,
-        *,
-        falls_back: bool = False,
-        told: Callable[[str], None] = lambda _: None,
-    ) -> None:
+    def use(self, compile: Compile | None, on_failure: Callable[[], None] | None = None) -> None:
         """Compute what lies between calls of attention by what `compile` makes of it, once for all pairs of
         layers that compute the same.
 
         Args:
-            falls_back: go on without, with a warning, where it fails later; else the error is raised.
-            told: gets to know why, once, where it falls back.
+            on_failure: called where it fails later, and it goes on without, with a warning; None: the error
+                is raised.
         """
         made: dict[Any, Between] = {}
         layers = self.walk.layers
@@ -100,11 +94,11 @@ class LayerwisePass:
             if kinds not in made:
                 plain = partial(_between, layer, following)
                 made[kinds] = plain if compile is None else compile(plain)
-                if compile is not None and falls_back:
-                    made[kinds] = self._or_plain(made[kinds], plain, told)
+                if compile is not None and on_failure is not None:
+                    made[kinds] = self._or_plain(made[kinds], plain, on_failure)
             self._between.append(made[kinds])
 
-    def _or_plain(self, compiled: Between, plain: Between, told: Callable[[str], None]) -> Between:
+    def _or_plain(self, compiled: Between, plain: Between, on_failure: Callable[[], None]) -> Between:
         def between(*tensors: Any) -> Any:
             try:
                 return compiled(*tensors)
@@ -113,7 +107,7 @@ class LayerwisePass:
             except Exception as error:  # compilers raise whatever they like, for each new shape
                 log.warning("layers are not compiled any more, which may be slower: %s", f"{error}"[:300])
                 self.use(None)
-                told(f"{type(error).__name__}: {error}")
+                on_failure()
                 return plain(*tensors)
 
         return between
