@@ -52,7 +52,7 @@ from kvchat.engine.models.weights_setting import WeightSource, check_weights
 from kvchat.engine.sampling.sampler import Sampler
 from kvchat.engine.sampling.speculative.ngram_proposer import NgramProposer
 from kvchat.engine.scheduling.scheduler import Drafter, NoDrafter
-from kvchat.engine.startup.gpu import Recording, recorded_bytes, short_steps, try_shadows, unrecorded
+from kvchat.engine.startup.gpu import limits_of, recorded_bytes, short_steps, try_shadows, unrecorded
 from kvchat.engine.startup.memory_profile import Lengths, activation_bytes, measured
 from kvchat.engine.startup.parts import EngineParts
 from kvchat.engine.startup.weights import Candidate, EngineWeights, fingerprint_of, load_candidate
@@ -128,9 +128,8 @@ def assemble(
     shadows = shadows_of(candidate.loaded, groups, memory.shadow_bytes)
     resources = Resources(layers=pool.layers, shadows=shadows)
     forward, unfused = _forward(candidate, pool, fusion)
-    short = short_steps(
-        forward, groups, pool, Recording(lengths.context_len, activation, config.cache_dir), report
-    )
+    limits = limits_of(groups, pool, lengths.context_len)
+    short = short_steps(forward, groups, limits, activation, config.cache_dir, report)
     return EngineParts(
         info=replace(
             info,
