@@ -35,7 +35,6 @@ from kvchat.engine.models.hook import (
     set_implementation,
 )
 from kvchat.engine.models.latent import LatentLayer
-from kvchat.engine.models.probing.state_recorder import StateRecorder
 from kvchat.engine.models.probing.visible_range import VisibleRange, reach_of
 from kvchat.engine.models.state_adapters import adapted
 from kvchat.errors import UnsupportedModel
@@ -172,15 +171,14 @@ def probe_layers(
     """
     config: Any = model.config
     text_config = config.get_text_config()
-    states = StateRecorder()
-    past = ProbePast(max(0, min(max_context, LONGEST_MASK) - NUM_TOKENS), states)
+    past = ProbePast(max(0, min(max_context, LONGEST_MASK) - NUM_TOKENS))
     recorder = _Recorder(past.start, getattr(text_config, "attention_chunk_size", None), latents or {})
     attach(model, recorder, past)
     set_implementation(model, PROBE_IMPLEMENTATION)
-    with states.watching(model), adapted(model, past):
+    with past.watching(model), adapted(model, past):
         run_probe(model, past, use_cache=False)
     set_implementation(model, IMPLEMENTATION)
-    kept = states.specs()
+    kept = past.state_specs()
     unknown = _unknown_layers(text_config, {*recorder.specs, *recorder.borrowed, *kept})
     if unknown is not None and not recorder.problems:
         recorder.problems.append(unknown)
@@ -190,8 +188,7 @@ def probe_layers(
         raise UnsupportedModel(
             f"{model_name(config)} cannot be served exactly: {'; '.join(recorder.problems)}"
         )
-    keepers = tuple(states.keepers)
-    return ModelLayers(recorder.specs, recorder.borrowed, past.asked_past_len, kept, keepers)
+    return ModelLayers(recorder.specs, recorder.borrowed, past.asked_past_len, kept, tuple(past.keepers))
 
 
 class _WithoutProducts(TorchFunctionMode):
@@ -240,11 +237,10 @@ def probe_gathered_layers(model: nn.Module) -> ModelLayers:
         UnsupportedModel: a layer keeps something other than keys, values and the inputs of convolutions.
     """
     config: Any = model.config
-    states = StateRecorder()
-    past = ProbePast(0, states)
-    with states.watching(model):
+    past = ProbePast(0)
+    with past.watching(model):
         run_probe(model, past)
-    if any(kind == "rec" for _, kind, _ in states.tensors):
+    if any(kind == "rec" for _, kind, _ in past.states):
         raise UnsupportedModel(f"{model_name(config)} keeps a recurrent state, and attends by itself")
     specs = {
         layer: _spec(rows_of(key), rows_of(value), VisibleRange())
@@ -252,7 +248,7 @@ def probe_gathered_layers(model: nn.Module) -> ModelLayers:
     }
     if (problem := _unknown_layers(config.get_text_config(), specs)) is not None:
         raise UnsupportedModel(f"{model_name(config)}: {problem}")
-    return ModelLayers(specs, {}, states=states.specs())
+    return ModelLayers(specs, {}, states=past.state_specs())
 
 
 def _unknown_layers(text_config: Any, known: Collection[int]) -> str | None:
