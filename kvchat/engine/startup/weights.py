@@ -26,8 +26,7 @@ from kvchat.engine.kernels.threads import choose_threads
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.open_tier import open_store
 from kvchat.engine.memory.disk.store import DiskStore
-from kvchat.engine.models.checkpoints.lora_check import check_adapter
-from kvchat.engine.models.checkpoints.model_directory_check import ADAPTER_CONFIG, check_model
+from kvchat.engine.models.checkpoints.model_directory_check import ADAPTER_CONFIG, check_adapter, check_model
 from kvchat.engine.models.checkpoints.weight_digests import WeightDigests
 from kvchat.engine.models.fingerprint import Checkpoint, Storage, digest_of, fields_of, read_checkpoint
 from kvchat.engine.models.known_fingerprints import remember
