@@ -20,7 +20,7 @@ from kvchat.engine.models.checkpoints.prepared import (
     PreparedCheckpoints,
     key_of,
 )
-from kvchat.engine.models.checkpoints.quantize import Recipe, quantized_dir
+from kvchat.engine.models.checkpoints.quantize import write_quantized
 from kvchat.engine.models.checkpoints.weight_digests import WeightDigests
 from kvchat.engine.models.fingerprint import read_checkpoint
 from kvchat.engine.models.load import LoadedModel, load_model
@@ -100,17 +100,16 @@ def _quantized(
     report: Callable[[str], None],
     make_room: MakeRoom,
 ) -> WeightForm:
-    source = form.source
-    recipe = Recipe(
-        model_dir=source.model_dir,
-        checkpoint=read_checkpoint(source.model_dir, source.adapter_dir, kept.digests),
-        load=lambda: replace(form, may_map=True).load(torch.device("cpu")),
-        weights=weights,
-        dtype=form.dtype,
-        make_room=make_room,
-    )
-    path = quantized_dir(recipe, kept, report)
-    return replace(form, source=WeightSource(model_dir=path), may_map=True)
+    model_dir, adapter_dir = form.source.model_dir, form.source.adapter_dir
+    if "quantization_config" in read_config(model_dir):
+        raise ConfigError(f"{model_dir} is quantized already. Use it with --weights auto.")
+
+    def make(directory: Path) -> None:
+        module = replace(form, may_map=True).load(torch.device("cpu")).module
+        write_quantized(module, model_dir, directory, weights, report, make_room)
+
+    key = key_of(read_checkpoint(model_dir, adapter_dir, kept.digests), weights, form.dtype)
+    return replace(form, source=WeightSource(model_dir=kept.get(key, make)), may_map=True)
 
 
 def check_weights(config: EngineConfig) -> None:
