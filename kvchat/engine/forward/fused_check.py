@@ -26,7 +26,7 @@ from kvchat.engine.formats.attention_metadata import TORCH_DTYPES, AttentionCall
 from kvchat.engine.formats.format_table import PagedAttention, is_fused
 from kvchat.engine.formats.recurrent.parts import LayerStates, layer_states
 from kvchat.engine.formats.spec import CacheSpec, Group
-from kvchat.engine.forward.fused_pass import FusedLayers, FusedPass, FusedPools, most_short
+from kvchat.engine.forward.fused_pass import FusedLayers, FusedPass, FusedPools, RopeTables, most_short
 from kvchat.engine.forward.layer_samples import (
     NUM_POSITIONS,
     SampledLayer,
@@ -47,6 +47,7 @@ from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import LoadedModel
 from kvchat.engine.models.probing.decoder_structure import (
     Decoder,
+    Rotary,
     Unmatched,
     match_decoder,
     match_layer,
@@ -59,7 +60,6 @@ from kvchat.engine.models.probing.first_layers import (
     num_telling_layers,
     without_products,
 )
-from kvchat.engine.models.rope_tables import RopeTables, Rotary
 from kvchat.engine.models.state_layers import StatePast
 
 log = logging.getLogger(__name__)

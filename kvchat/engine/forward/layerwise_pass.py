@@ -34,8 +34,7 @@ from kvchat.engine.kernels.rope_and_store import rope_store
 from kvchat.engine.kernels.rope_and_store.args import RopeStore
 from kvchat.engine.kernels.store_kv import store_kv
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.models.probing.decoder_structure import Decoder
-from kvchat.engine.models.rope_tables import Rotary
+from kvchat.engine.models.probing.decoder_structure import Decoder, Rotary
 
 log = logging.getLogger(__name__)
 Between = Callable[[Tensor, Tensor, LayerWeights, LayerWeights], tuple[Tensor, Projected]]

@@ -10,7 +10,7 @@ from kvchat.engine.formats.spec import Group, Selection
 from kvchat.engine.forward.compile_choice import choose
 from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeGraphRunner, Limits
 from kvchat.engine.forward.layerwise_pass import LayerwisePass
-from kvchat.engine.forward.packed_pass import PackedPass
+from kvchat.engine.forward.model_pass import PackedPass
 from kvchat.engine.forward.runner import ForwardPass
 from kvchat.engine.kernels import quantized_attention
 from kvchat.engine.kernels.attention_shapes import KernelSizes, ShadowSizes

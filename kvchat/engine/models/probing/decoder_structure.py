@@ -75,6 +75,10 @@ _HEAD_NORMS = {"q_norm": "k_norm", "q_layernorm": "k_layernorm"}
 _TOLERANCE = 1e-5
 
 
+Rotary = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Positions [1, n] → cosines and sines [1, n, D_rope]."""
+
+
 class Unmatched(Exception):
     """The model is of another structure; the message says where."""
 
