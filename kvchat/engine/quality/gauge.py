@@ -13,20 +13,18 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.api.cache_format import EXACT, parse_cache_format
-from kvchat.engine.api.config import BLOCK_SIZE, EngineConfig
+from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.loss import FormatLoss, GaugeReport, LayerLoss
 from kvchat.engine.api.view import require_steps
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.forward.model_route import ModelPlan
 from kvchat.engine.kernels.threads import choose_threads, usable_cores
-from kvchat.engine.models.latent import projections
 from kvchat.engine.models.linear.packed import pack_linears
 from kvchat.engine.models.load import LoadedModel, choose_device
 from kvchat.engine.quality.convert import load_exact
 from kvchat.engine.quality.loss import TokenLosses, token_losses
 from kvchat.engine.quality.replay import Replay, ReplaySize
 from kvchat.engine.startup.assembly import placed, shadows_of
-from kvchat.engine.startup.weights import groups_in
+from kvchat.engine.startup.weights import Candidate, groups_in
 from kvchat.errors import ConfigError, ContextOverflow, UsageError
 from kvchat.platform.host_memory import available_bytes
 
@@ -69,27 +67,17 @@ class Gauge:
     """One model, on whose caches texts are replayed.
 
     Args:
-        loaded: the model, loaded for the exact format.
-        served: how it runs.
-        chunk_len: most tokens computed at once.
-        block_size: tokens of a block.
+        candidate: the model, loaded for the exact format.
+        config: tokens of a block, and most tokens computed at once.
         num_copies: how many copies of the model keep this machine's processors busy.
     """
 
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        served: ModelPlan,
-        *,
-        block_size: int = BLOCK_SIZE,
-        chunk_len: int = 512,
-        num_copies: int = 1,
-    ) -> None:
+    def __init__(self, candidate: Candidate, config: EngineConfig, num_copies: int = 1) -> None:
         self.num_copies = num_copies
-        self._served = served
-        self._loaded = loaded
-        self._block_size = block_size
-        self._chunk_len = chunk_len
+        self._served = candidate.served
+        self._loaded = candidate.loaded
+        self._block_size = config.block_size
+        self._chunk_len = config.max_batch_tokens
 
     @classmethod
     def load(cls, model_dir: Path, config: EngineConfig, report: Report = lambda _: None) -> "Gauge":
@@ -99,15 +87,9 @@ class Gauge:
             ModelError, CapacityError: it cannot be loaded.
         """
         candidate = load_exact(model_dir, config, report)
-        module = candidate.loaded.module
-        pack_linears(module, projections(module))
-        return cls(
-            candidate.loaded,
-            candidate.served,
-            block_size=config.block_size,
-            chunk_len=config.max_batch_tokens,
-            num_copies=_num_copies(candidate.loaded, choose_device(config.device), config.threads),
-        )
+        pack_linears(candidate.loaded.module)
+        device = choose_device(config.device)
+        return cls(candidate, config, _num_copies(candidate.loaded, device, config.threads))
 
     @property
     def max_context(self) -> int:
