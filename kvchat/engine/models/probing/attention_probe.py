@@ -35,7 +35,6 @@ from kvchat.engine.models.hook import (
     set_implementation,
 )
 from kvchat.engine.models.latent import LatentLayer
-from kvchat.engine.models.probing.visible_range import VisibleRange, reach_of
 from kvchat.engine.models.state_adapters import adapted
 from kvchat.errors import UnsupportedModel
 
@@ -68,6 +67,18 @@ class ModelLayers:
 
 class Contradiction(UnsupportedModel):
     """The model computes one thing without a cache and another with its own: no route is exact."""
+
+
+@dataclass(frozen=True, slots=True)
+class VisibleRange:
+    """Tokens that a query sees: all before it, the last `window`, or those of its `chunk`.
+
+    `problem` says why the mask is none of these.
+    """
+
+    window: int | None = None
+    chunk: int | None = None
+    problem: str | None = None
 
 
 @dataclass(slots=True)
@@ -152,6 +163,42 @@ def _spec(key: Tensor, value: Tensor, reach: VisibleRange) -> CacheSpec:
     if reach.window is not None:
         return SlidingSpec(**heads, dtype=dtype, window_len=reach.window)
     return FullSpec(**heads, dtype=dtype)
+
+
+def reach_of(mask: Tensor, start: int, chunk_len: int | None) -> VisibleRange:
+    """Return what the mask [1, H or 1, T, start + T] of queries at [start, start + T) lets them see.
+
+    Args:
+        chunk_len: length of fixed chunks if the config speaks of any.
+    """
+    num_queries = mask.shape[2]
+    if mask.shape[3] != start + num_queries:
+        return VisibleRange(problem=f"masks {mask.shape[3]} tokens where there are {start + num_queries}")
+    visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    if mask.dtype != torch.bool and bool((mask[visible] != 0).any()):
+        return VisibleRange(problem="adds a bias to its scores")
+    if bool((visible != visible[:, :1]).any()):
+        return VisibleRange(problem="masks each head in its own way")
+    firsts = []
+    for row, position in zip(visible[0, 0], range(start, start + num_queries), strict=True):
+        seen = row.nonzero()[:, 0].tolist()
+        if not seen or seen[-1] != position or len(seen) != position - seen[0] + 1:
+            return VisibleRange(problem="sees something other than the tokens directly before")
+        firsts.append(seen[0])
+    return _reach(firsts, start, chunk_len)
+
+
+def _reach(firsts: list[int], start: int, chunk_len: int | None) -> VisibleRange:
+    """Return the reach of queries at [start, ...) whose first visible tokens are `firsts`."""
+    if not any(firsts):
+        return VisibleRange()
+    positions = range(start, start + len(firsts))
+    window = start - firsts[0] + 1
+    if firsts == [position - window + 1 for position in positions]:
+        return VisibleRange(window=window)
+    if chunk_len and firsts == [position - position % chunk_len for position in positions]:
+        return VisibleRange(chunk=chunk_len)
+    return VisibleRange(problem="sees neither a window nor a chunk")
 
 
 def probe_layers(
