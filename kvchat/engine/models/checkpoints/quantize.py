@@ -25,7 +25,6 @@ from kvchat.engine.models.checkpoints.prepared import (
     MakeRoom,
     copy_if_there,
 )
-from kvchat.engine.models.latent import projections
 from kvchat.engine.models.linear.quantized import empty_linear, output_name, quantize_linears, replace
 from kvchat.errors import ModelUnreadable, UnsupportedModel
 
@@ -52,7 +51,7 @@ def write_quantized(
     codings: dict[str, Coding] = {}
     try:
         with torch.inference_mode():
-            for name, coding in quantize_linears(module, QUANTIZED[weights], projections(module)):
+            for name, coding in quantize_linears(module, QUANTIZED[weights]):
                 codings[name] = coding
                 report(f"preparing {weights} weights, {len(codings) / num_layers:.0%}; only this once")
     except ValueError as error:

@@ -6,7 +6,7 @@ for the order of sums. Such weights take the place of plain ones, except where a
 keeps its own.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from kvchat.engine.kernels.cpu_dtypes import is_emulated
 from kvchat.engine.kernels.linear import can_pack, linear, native, pack, widened
 from kvchat.engine.kernels.linear.widened_layout import BLOCK, InterleavedWeight
+from kvchat.engine.models.latent import projections
 
 
 class PackedLinear(nn.Module):
@@ -84,16 +85,14 @@ def is_better_paired(weight: Tensor) -> bool:
     return is_large and weight.dtype == torch.bfloat16 and native.takes(weight) and is_emulated(weight.dtype)
 
 
-def pack_linears(model: nn.Module, spared: Collection[nn.Module] = ()) -> int:
+def pack_linears(model: nn.Module) -> int:
     """Replace every plain linear layer whose weight can be packed, one at a time, and return how many.
 
     Where the processor multiplies no numbers of 16 bits, layers of them are replaced by paired ones, or
-    by widened ones, which share their weight with an embedding or have no native kernel.
-
-    Args:
-        spared: layers whose weights others read.
+    by widened ones, which share their weight with an embedding or have no native kernel. Those whose weights
+    latent attention reads stay.
     """
-    num_packed = 0
+    num_packed, spared = 0, projections(model)
     embedded = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
     # A list with the layers in it would keep the plain weights of all of them to the end.
     for parent in [module for module in model.modules() if type(module) is not nn.Linear]:
