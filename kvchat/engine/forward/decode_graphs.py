@@ -193,7 +193,7 @@ class DecodeGraphRunner:
         return min(step.seconds() for _ in range(TIMED_ROUNDS)), step.run().float().clone()
 
     def note(self, batch: Batch) -> None:
-        """Take over the changes of block tables that come with any batch."""
+        """See `ShortSteps`, here and below."""
         for change in batch.changes:
             self._apply(change)
         for sequence in batch.dropped:
@@ -201,7 +201,6 @@ class DecodeGraphRunner:
                 self._tables.pop((sequence, group.id), None)
 
     def takes(self, batch: Batch) -> bool:
-        """Whether `logits` computes the batch. Pure."""
         fits = all(len(chunk.token_ids) == 1 and chunk.samples for chunk in batch.chunks)
         return fits and self._size_of(batch) is not None and not any(map(self._derives, batch.chunks))
 
@@ -215,11 +214,6 @@ class DecodeGraphRunner:
 
     @torch.inference_mode()
     def logits(self, batch: Batch, token_ids: Tensor | None = None) -> Tensor:
-        """Compute a batch and return its logits [R, V], float32, a row for each chunk.
-
-        Args:
-            token_ids: the chunks' tokens [R], where the device alone knows them.
-        """
         size = self._size_of(batch)
         assert size is not None
         step = self._steps[size]

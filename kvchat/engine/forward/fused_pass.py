@@ -210,12 +210,7 @@ class FusedPass:
     """
 
     def __init__(
-        self,
-        own: ForwardPass,
-        fused: FusedLayers,
-        most_rows: int | None = MOST_ROWS,
-        *,
-        rounds_long: bool = False,
+        self, own: ForwardPass, fused: FusedLayers, most_rows: int | None, *, rounds_long: bool
     ) -> None:
         self.device = own.device
         self._own = own

@@ -60,22 +60,19 @@ class LayerWalk:
 class LayerwisePass:
     """Computes rows of tokens on a pool.
 
-    Args:
-        compile: makes what lies between two calls of attention faster; None: it is computed as it is.
-
     Raises:
         ValueError: the weights are packed or quantized.
     """
 
     follows_from_tensors = True
 
-    def __init__(self, walk: LayerWalk, pool: DevicePool, compile: Compile | None = None) -> None:
+    def __init__(self, walk: LayerWalk, pool: DevicePool) -> None:
         self.walk = walk
         self._pools = [pool.layers[number] for number in sorted(pool.layers)]
         self._weights = [weights_of(layer) for layer in walk.layers]
         self.device = self._weights[0].products[0][0].device
         self._between: list[Between] = []
-        self.use(compile)
+        self.use(None)
 
     def use(self, compile: Compile | None, on_failure: Callable[[], None] | None = None) -> None:
         """Compute what lies between calls of attention by what `compile` makes of it, once for all pairs of
