@@ -101,8 +101,7 @@ def assemble(
         CapacityError: the cache does not fit.
     """
     device = next(candidate.loaded.module.parameters()).device
-    num_packed = pack_linears(candidate.loaded.module)
-    log.info("%d linear layers are packed for this processor", num_packed)
+    log.info("%d linear layers are packed for this processor", pack_linears(candidate.loaded.module))
     served, groups = candidate.served, placed(candidate.served.groups, device)
     info = _info(candidate, config, device)
     lengths = _lengths(info, config)

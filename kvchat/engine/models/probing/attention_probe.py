@@ -12,8 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 from transformers.cache_utils import get_layer_types_and_kwargs
 
 from kvchat.engine.formats.attention_metadata import AttentionCall
@@ -35,6 +33,7 @@ from kvchat.engine.models.hook import (
     set_implementation,
 )
 from kvchat.engine.models.latent import LatentLayer
+from kvchat.engine.models.probing.first_layers import without_products
 from kvchat.engine.models.state_adapters import adapted
 from kvchat.errors import UnsupportedModel
 
@@ -238,21 +237,12 @@ def probe_layers(
     return ModelLayers(recorder.specs, recorder.borrowed, past.asked_past_len, kept, tuple(past.keepers))
 
 
-class _WithoutProducts(TorchFunctionMode):
-    """Linear layers return zeros: shapes, arguments and masks depend on no weight, so none is touched."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is functional.linear and not kwargs:
-            return args[0].new_zeros(*args[0].shape[:-1], args[1].shape[0])
-        return func(*args, **(kwargs or {}))
-
-
 def run_probe(
     model: Any, past: ProbePast, positions: Sequence[int] | None = None, *, use_cache: bool = True
 ) -> None:
     """Run a few tokens through the model; without `positions` two of them, behind `past`.
+
+    Linear layers return zeros: shapes, arguments and masks depend on no weight.
 
     Args:
         use_cache: what the model is told; some would then take only a cache of their own.
@@ -267,7 +257,7 @@ def run_probe(
     extra: dict[str, Any] = {"position_ids": places} if "position_ids" in accepted else {}
     extra[past_argument(accepted)] = past
     try:
-        with torch.inference_mode(), _WithoutProducts():
+        with torch.inference_mode(), without_products(model):
             model(input_ids=torch.ones_like(places), use_cache=use_cache, **extra)
     except KeepsState as error:
         raise UnsupportedModel(f"{name} keeps {error}, which kvchat does not hold") from error
