@@ -4,15 +4,16 @@ A draft is what followed the last time (`NgramIndex`). Its probability comes fro
 (`AcceptanceRate`), what computing it costs from every step timed before (`StepCosts`). The tokens that are
 most probably right are drafted, over all sequences, as many as make the step yield most tokens per second.
 Where none pay nothing is drafted, but for rare steps that find out what it costs.
+
+Source: Saxena 2023, prompt lookup decoding; Mahoney's lpaq for keeping the place of a match.
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
 from kvchat.engine.api.ids import RequestId
-from kvchat.engine.sampling.speculative.ngram_index import NgramIndex
 from kvchat.engine.sequences.batch_plan import Batch
 from kvchat.engine.sequences.completion_sequence import Completion
 
@@ -33,6 +34,10 @@ MOST_SAVED = 8.0
 """As many steps' worth of time may be saved up for it; a new engine begins with so much."""
 MOST_DELAY = 1.5
 """Several sequences wait for each other's drafts: their step takes at most this many times as long."""
+NGRAM_LENS = (3, 2)
+"""Tokens by which a place is looked up, longest first."""
+MOST_TOKENS = 2**15
+"""So many of the last tokens can be found again at least, and at most twice as many."""
 MEMORY = 0.96
 """What the last guess counts for, the next one counts so much less: about 25 of them decide."""
 PRIOR_WEIGHT = 3.0
@@ -43,6 +48,72 @@ WINDOW = 9
 """Measured steps of one kind that count; their median does."""
 LEAST = 3
 """Fewer are not believed: the first steps of a kind may compile, allocate or wait."""
+
+
+class NgramIndex:
+    """Where the end of a growing sequence occurred before, and what followed.
+
+    It keeps one place: the one that the last tokens have agreed with for longest without a break, as match
+    models of data compressors do. Only when a token differs from the one expected there is a new place looked
+    up, by the last three tokens, else by the last two. Each token costs the same, however many there are.
+
+    Args:
+        most_tokens: bounds the memory: at most four n-grams are kept for each, about 150 bytes apiece.
+    """
+
+    def __init__(self, most_tokens: int = MOST_TOKENS) -> None:
+        self._most_tokens = most_tokens
+        self._tokens: list[int] = []
+        self._source = 0
+        self.match_len = 0
+        """How many of the last tokens agree with those before the place; 0: there is none."""
+        # Ends of the latest occurrences. When the young ones are many enough, the old ones are forgotten.
+        self._young: dict[tuple[int, ...], int] = {}
+        self._old: dict[tuple[int, ...], int] = {}
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    @property
+    def expected(self) -> int | None:
+        """The token that followed at the place; None where there is no place."""
+        return self._tokens[self._source] if self.match_len else None
+
+    def feed(self, token_ids: Iterable[int]) -> None:
+        """Take the sequence's next tokens."""
+        for token in token_ids:
+            if token == self.expected:
+                self._source += 1
+                self.match_len += 1
+            else:
+                self.match_len = 0
+            self._tokens.append(token)
+            self._look_up()
+
+    def draft(self, num_tokens: int) -> tuple[int, ...]:
+        """Return as many tokens as wanted that would follow if the sequence went on as it did at the place,
+        repeating itself where it is reached; nothing without a place. Pure.
+        """
+        if not self.match_len:
+            return ()
+        found = self._tokens[self._source : self._source + num_tokens]
+        period = len(found)
+        return tuple(found[number % period] for number in range(num_tokens))
+
+    def _look_up(self) -> None:
+        """Index the n-grams that end here, and find a place for the next token if there is none."""
+        end = len(self._tokens)
+        for length in NGRAM_LENS:
+            if end < length:
+                continue
+            ngram = tuple(self._tokens[-length:])
+            if not self.match_len:
+                found = self._young.get(ngram) or self._old.get(ngram)
+                if found:
+                    self._source, self.match_len = found, length
+            self._young[ngram] = end
+        if len(self._young) >= len(NGRAM_LENS) * self._most_tokens:
+            self._old, self._young = self._young, {}
 
 
 class AcceptanceRate:
