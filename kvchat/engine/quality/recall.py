@@ -14,8 +14,7 @@ from torch import Tensor
 
 from kvchat.engine.api.cache_format import EXACT
 from kvchat.engine.api.recall import FormatMarks, Item, Question
-from kvchat.engine.quality.gauge import Gauge, Text, predict
-from kvchat.engine.quality.loss import TokenLosses, joined, token_losses
+from kvchat.engine.quality.gauge import Gauge, Text, TokenLosses, joined, predict, token_losses
 from kvchat.engine.quality.replay import Replay
 from kvchat.errors import ContextOverflow
 
