@@ -67,7 +67,7 @@ def measure(*, quick: bool = False) -> list[Row]:
         _lengthen(model_dir)
         config = EngineConfig(device="cpu", block_size=BLOCK_SIZE, threads=1)
         candidate = load_exact(model_dir, config)
-        pack_linears(candidate.loaded.module, {})  # as engines do
+        pack_linears(candidate.loaded.module)  # as engines do
         rows += _converting(candidate, config, 2 if quick else 5)
         rows += _decoding(candidate, 3 if quick else 10)
     return rows

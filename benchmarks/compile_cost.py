@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from benchmarks.table import Row
 
 _COMPILERS = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
-_CHOICES = "compiled-layers.json"
+_CHOICES = "compiled-layers"
 
 
 def has_gpu() -> bool:

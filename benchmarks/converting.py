@@ -27,8 +27,7 @@ from kvchat.engine.formats.spec import Group, group_layers
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.io import SYSTEM, SystemFiles
 from kvchat.engine.memory.disk.offline_block_store import NewBlock, OfflineBlockStore
-from kvchat.engine.quality.convert import RUN_LEN, ConversionSide, Converter
-from kvchat.engine.quality.session_conversion import Conversion
+from kvchat.engine.quality.convert import RUN_LEN, Conversion, ConversionSide, Converter
 
 BLOCK_SIZE = 64
 NUM_TOKENS = 4096

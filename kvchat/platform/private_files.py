@@ -148,8 +148,8 @@ def system_errors_as(kind: type[KvchatError], problem: str, advice: str = "") ->
 
 
 def sync(path: Path) -> None:
-    """Wait until the names in a directory are on the medium."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    """Wait until the names in a directory, or the bytes of a file, are on the medium."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:

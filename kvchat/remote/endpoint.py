@@ -29,8 +29,8 @@ _NO_ANSWER = (ValueError, LookupError, TypeError, AttributeError, RecursionError
 """What reading JSON of any shape can raise."""
 
 _UNITS = codecs.lookup("utf-16-le")
-"""Joins halves of a character that a server cut in two, as JSON writes those beyond the first 65,536; one that
-stays alone becomes U+FFFD, since neither a database nor a terminal takes it.
+"""Joins halves of a character that a server cut in two, as JSON writes those beyond the first 65,536; a half
+alone becomes U+FFFD, since neither a database nor a terminal takes it.
 """
 
 

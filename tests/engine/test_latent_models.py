@@ -18,8 +18,8 @@ from kvchat.engine.formats.format_table import PagedAttention, metadata_builders
 from kvchat.engine.formats.groups_in_format import stored_groups
 from kvchat.engine.formats.latent.spec import latent_spec
 from kvchat.engine.forward.activation_memory import peak_bytes
+from kvchat.engine.forward.model_pass import PackedPass
 from kvchat.engine.forward.model_route import Route, choose_route
-from kvchat.engine.forward.packed_pass import PackedPass
 from kvchat.engine.forward.runner import ForwardPass, Runner
 from kvchat.engine.kernels.latent_attention import torch_fallback
 from kvchat.engine.memory.device_pool import DevicePool

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.models.linear import widened, widened_interleaved
+from kvchat.engine.models.linear import packed
 from tests.engine.conftest import OpenEngine, TinyModels
 from tests.engine.test_update_weights import other_of
 from tests.engine.tiny_models import answer, reference, token_ids
@@ -23,8 +23,7 @@ def test_packed_weights_are_exchanged_like_plain_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """At 16 bits layers of every size are packed, or paired where the processor emulates their type."""
-    for module in (widened_interleaved, widened):
-        monkeypatch.setattr(module, "is_emulated", lambda _: is_emulated)
+    monkeypatch.setattr(packed, "is_emulated", lambda _: is_emulated)
     second = other_of(tiny("llama"), tmp_path / "second")
     engine, fresh = (open_engine(where, dtype="bfloat16") for where in (tiny("llama"), second))
     before = answer(engine, PROMPT).token_ids

@@ -22,7 +22,7 @@ from kvchat.engine.forward.runner import ForwardPass
 from kvchat.engine.kernels.store_kv import reference, torch_fallback
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.weights_setting import WeightSource
-from kvchat.engine.sampling.device_sampler import draw
+from kvchat.engine.sampling.sampler import draw
 from kvchat.engine.startup.weights import load_candidate
 from tests.engine.conftest import TinyModels
 from tests.engine.latent_models import model_of

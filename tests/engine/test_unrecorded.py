@@ -11,8 +11,8 @@ from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.formats.full.transformers_cache import TransformersCache
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeGraphRunner, Limits
+from kvchat.engine.forward.model_pass import SequencePass
 from kvchat.engine.forward.runner import ForwardPass
-from kvchat.engine.forward.sequence_pass import SequencePass
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.weights_setting import WeightSource
 from kvchat.engine.startup.gpu import can_record, unrecorded, why_not

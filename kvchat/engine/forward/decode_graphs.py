@@ -26,7 +26,6 @@ from kvchat.engine.cache.block_operations import TableChange
 from kvchat.engine.formats.format_table import metadata_builders
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.forward.activation_memory import peak_bytes
-from kvchat.engine.forward.cuda_graphs import GraphReserve
 from kvchat.engine.forward.runner import ForwardPass, InputBatch
 from kvchat.engine.kernels.paged_attention.args import StepTables
 from kvchat.engine.sequences.batch_plan import Batch, Chunk
@@ -135,13 +134,14 @@ class DecodeGraphRunner:
 
     @torch.inference_mode()
     def prepare(
-        self, report: Callable[[str], None] = lambda _: None, reserve: GraphReserve | None = None
+        self, report: Callable[[str], None] = lambda _: None, leaves_enough: Callable[[], bool] = lambda: True
     ) -> float:
         """Record every size, the largest first, since smaller ones use its memory again.
 
         Args:
             report: is told in words how far it is.
-            reserve: memory that others need: sizes that would not leave it are not recorded.
+            leaves_enough: asked behind each size whether the memory that others need is left; else the size
+                is not recorded.
 
         Returns:
             The seconds it took.
@@ -156,7 +156,7 @@ class DecodeGraphRunner:
             try:
                 self._steps[size] = _Step(self._forward, self._groups, self._limits, size)
                 self._steps[size].record(self._recorder)
-                if reserve is not None and not reserve.is_kept:
+                if not leaves_enough():
                     raise torch.OutOfMemoryError("what other steps need is not left")
             except torch.AcceleratorError:
                 raise
@@ -193,7 +193,7 @@ class DecodeGraphRunner:
         return min(step.seconds() for _ in range(TIMED_ROUNDS)), step.run().float().clone()
 
     def note(self, batch: Batch) -> None:
-        """Take over the changes of block tables that come with any batch."""
+        """See `ShortSteps`, here and below."""
         for change in batch.changes:
             self._apply(change)
         for sequence in batch.dropped:
@@ -201,7 +201,6 @@ class DecodeGraphRunner:
                 self._tables.pop((sequence, group.id), None)
 
     def takes(self, batch: Batch) -> bool:
-        """Whether `logits` computes the batch. Pure."""
         fits = all(len(chunk.token_ids) == 1 and chunk.samples for chunk in batch.chunks)
         return fits and self._size_of(batch) is not None and not any(map(self._derives, batch.chunks))
 
@@ -215,11 +214,6 @@ class DecodeGraphRunner:
 
     @torch.inference_mode()
     def logits(self, batch: Batch, token_ids: Tensor | None = None) -> Tensor:
-        """Compute a batch and return its logits [R, V], float32, a row for each chunk.
-
-        Args:
-            token_ids: the chunks' tokens [R], where the device alone knows them.
-        """
         size = self._size_of(batch)
         assert size is not None
         step = self._steps[size]

@@ -26,7 +26,7 @@ from kvchat.engine.formats.attention_metadata import AttentionCall, LayerPool
 from kvchat.engine.formats.format_table import PagedAttention, is_fused
 from kvchat.engine.formats.recurrent.parts import LayerStates, layer_states
 from kvchat.engine.formats.spec import CacheSpec, Group
-from kvchat.engine.forward.fused_pass import FusedLayers, FusedPass, FusedPools, most_short
+from kvchat.engine.forward.fused_pass import FusedLayers, FusedPass, FusedPools, RopeTables, most_short
 from kvchat.engine.forward.layer_samples import (
     NUM_POSITIONS,
     SampledLayer,
@@ -47,6 +47,7 @@ from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import LoadedModel
 from kvchat.engine.models.probing.decoder_structure import (
     Decoder,
+    Rotary,
     Unmatched,
     match_decoder,
     match_layer,
@@ -59,7 +60,6 @@ from kvchat.engine.models.probing.first_layers import (
     num_telling_layers,
     without_products,
 )
-from kvchat.engine.models.rope_tables import RopeTables, Rotary
 from kvchat.engine.models.state_layers import StatePast
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ COARSE_LAYER_TOLERANCE = (0.05, 0.01)
 STATE_TOLERANCE = {torch.float32: 1e-4}
 COARSE_STATE_TOLERANCE = 0.02
 """Most error of what lies in a layer's slots, of its size."""
-_UNFUSED = (Unmatched, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+UNFUSED = (Unmatched, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 UNTURNED = 0.01
 """Keys no farther from their projection were not turned."""
 UNDECIDED = 0.05
@@ -136,10 +136,6 @@ class Fusion:
         ]
         return replace(self, layers=layers)
 
-    def without_rounding(self) -> "Fusion":
-        """Return the same for a model that needs inputs as they are."""
-        return replace(self, may_round=False)
-
     def first(self, number: int) -> "Fusion":
         """Return the first layers alone, with what stands behind the last."""
         decoder = replace(self.decoder, layers=self.decoder.layers[:number])
@@ -190,8 +186,8 @@ def fusion_of(loaded: LoadedModel, served: ModelPlan, checks: SelfCheckCache | N
         if served.route is not Route.ATTENTION:
             raise Unmatched(f"it runs by its {served.route}")
         return fuse(loaded, served.groups, checks)
-    except _UNFUSED as error:
-        return _told(error)
+    except UNFUSED as error:
+        return told(error)
 
 
 def fused_pass(served: ModelPlan, pool: DevicePool, fusion: Fusion | str) -> tuple[ForwardPass, str | None]:
@@ -199,13 +195,15 @@ def fused_pass(served: ModelPlan, pool: DevicePool, fusion: Fusion | str) -> tup
     if not isinstance(fusion, str):
         try:
             return fusion.stand_before(served.make_pass(pool), pool), None
-        except _UNFUSED as error:
-            fusion = _told(error)
+        except UNFUSED as error:
+            fusion = told(error)
     return served.make_pass(pool), fusion
 
 
-def _told(error: Exception) -> str:
-    # Of other errors: whatever a model of another structure says.
+def told(error: Exception) -> str:
+    """Return why layers are computed by the model; of errors that are not ours, whatever a model of another
+    structure says.
+    """
     is_known = isinstance(error, Unmatched)
     reason = str(error) if is_known else f"it does not run as expected: {error!r}"[:300]
     log.info("decoder layers are not fused: %s", reason)
@@ -232,36 +230,36 @@ def fuse(loaded: LoadedModel, groups: Sequence[Group], checks: SelfCheckCache | 
     if not is_read or not all(_is_plain(group) for group in groups):
         raise Unmatched("its cache is not read by native kernels")
     checks, name = checks or SelfCheckCache(), name_of("fused layers", groups, loaded.max_context)
-    if (known := _numbers_in(checks.find(name))) is not None:
-        recalled = _recalled(loaded, groups, known)
-        return recalled if checks.find(_rounding(groups, loaded)) is True else recalled.without_rounding()
+    if (known := checks.find(name)) is not None:
+        may_round = checks.find(_rounding(groups, loaded)) is True
+        return replace(_recalled(loaded, groups, known), may_round=may_round)
     sample = take_sample(loaded, groups)
-    fusion, row = sample.fusion, sample.row
-    may_round = _require_all(fusion, groups, sample.seen, row, sample.logits)
-    may_round &= _require_at_end(loaded, groups, fusion, row)
+    may_round = _require_all(sample)
+    may_round &= _require_at_end(loaded, sample)
     checks.keep(_rounding(groups, loaded), may_round)
-    checks.keep(name, fusion.unturned)
-    return fusion if may_round else fusion.without_rounding()
+    checks.keep(name, sample.fusion.unturned)
+    return replace(sample.fusion, may_round=may_round)
 
 
 def _rounding(groups: Sequence[Group], loaded: LoadedModel) -> str:
     return name_of("fused layers, rounded", groups, loaded.max_context)
 
 
-def _require_at_end(loaded: LoadedModel, groups: Sequence[Group], fusion: Fusion, row: InputBatch) -> bool:
+def _require_at_end(loaded: LoadedModel, sample: "FusionSample") -> bool:
     """Do the same at the end of the context with the first layers, as many as it takes for one of each sort:
     what begins at some position is a layer's setting, whatever its weights are.
     """
     offset = loaded.max_context - NUM_POSITIONS
     if offset <= 0:
         return True
+    fusion, row, groups = sample.fusion, sample.row, sample.groups
     number = num_telling_layers(loaded.module, groups) or len(fusion.layers)
     first = fusion.first(max(number, 1 + max(fusion.first_of_each_kind()))).moved(offset)
     moved = replace(row, positions=row.positions + offset)
     with first_layers(loaded.module, len(first.layers)):
         seen, logits = watch(loaded.module, first.decoder, scratch(groups), moved)
     try:
-        return _require_all(first, groups, seen, row, logits)
+        return _require_all(FusionSample(groups, first, row, seen, logits))
     except Unmatched as error:
         raise Unmatched(f"{error} at the end of its context") from error
 
@@ -275,21 +273,20 @@ def _recalled(loaded: LoadedModel, groups: Sequence[Group], unturned: Collection
     return _matched(decoder, pool, seen, row, loaded.max_context).without_rope(unturned)
 
 
-def _numbers_in(finding: object) -> list[int] | None:
-    """Return a list of layers as it was kept; None: it was not, or is none."""
-    if isinstance(finding, list) and all(type(number) is int for number in finding):
-        return finding
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class FusionSample:
     """A model's layers as they were matched, and what it computed of a few tokens, on any device."""
 
+    groups: Sequence[Group]
     fusion: Fusion
     row: InputBatch
     seen: SampledLayer
     logits: Tensor
+
+    def float_scratch(self) -> DevicePool:
+        """Return a pool for the same tokens in float32."""
+        groups = [replace(group, spec=group.spec.in_float32) for group in self.groups]
+        return scratch(groups, self.row.positions.device)
 
 
 def take_sample(loaded: LoadedModel, groups: Sequence[Group]) -> FusionSample:
@@ -305,24 +302,23 @@ def take_sample(loaded: LoadedModel, groups: Sequence[Group]) -> FusionSample:
     row = sample_row(groups, module)
     seen, logits = watch(module, decoder, pool, row)
     fusion = _matched(decoder, pool, seen, row, loaded.max_context)
-    return FusionSample(fusion.without_rope(_unturned_layers(decoder, seen)), row, seen, logits)
+    unturned = _unturned_layers(decoder, seen)
+    return FusionSample(groups, fusion.without_rope(unturned), row, seen, logits)
 
 
-def _require_all(
-    fusion: Fusion, groups: Sequence[Group], seen: SampledLayer, row: InputBatch, logits: Tensor
-) -> bool:
-    """Return whether it may be rounded, too."""
-    pool = scratch(groups)
+def _require_all(sample: FusionSample) -> bool:
+    """Hold fused layers to the model's own; return whether prompts may be rounded, too."""
+    pool = scratch(sample.groups)
     try:
-        fused = fusion.on(pool)
+        fused = sample.fusion.on(pool)
     except ValueError as error:
         raise Unmatched(f"there is no kernel for {error}") from error
-    _require_same(fused, pool, seen, row, logits)
-    if seen.outputs[0].dtype != torch.float32 or fusion.is_quantized:
-        _require_structure(fusion, scratch(in_float32(groups)), seen, row)
+    _require_same(fused, pool, sample)
+    if sample.seen.outputs[0].dtype != torch.float32 or sample.fusion.is_quantized:
+        _require_structure(sample)
     try:
         if fused.suits_rounded:
-            _require_same(fused, pool, seen, row, logits, is_rounded=True)
+            _require_same(fused, pool, sample, is_rounded=True)
     except Unmatched as error:
         log.info("prompts are not rounded: %s", error)
         return False
@@ -331,10 +327,6 @@ def _require_all(
 
 def _is_plain(group: Group) -> bool:
     return (group.spec.keeps_heads or group.is_state) and not group.borrowers
-
-
-def in_float32(groups: Sequence[Group]) -> list[Group]:
-    return [replace(group, spec=group.spec.in_float32) for group in groups]
 
 
 def _spec_of(pool: DevicePool, layer: int) -> CacheSpec | None:
@@ -410,19 +402,14 @@ def _is_projected(layer: Any, given: Tensor, key: Tensor) -> bool:
 
 
 def _require_same(
-    fused: FusedLayers,
-    pool: DevicePool,
-    seen: SampledLayer,
-    row: InputBatch,
-    logits: Tensor,
-    *,
-    is_rounded: bool = False,
+    fused: FusedLayers, pool: DevicePool, sample: FusionSample, *, is_rounded: bool = False
 ) -> None:
     """Compare every layer, the state that it leaves and the logits with the model's own.
 
     In 16 bits two experts may come out equally good for a row. Such rows are left to the others of a layer,
     and logits are those behind the last layer alone.
     """
+    seen, row = sample.seen, sample.row
     is_coarse = seen.inputs[0].dtype != torch.float32
     for number, (given, wanted) in enumerate(zip(seen.inputs, seen.outputs, strict=True)):
         found = fused.hidden(given.float(), row, number, is_rounded=is_rounded)
@@ -434,7 +421,7 @@ def _require_same(
         found = fused.logits_behind(seen.inputs[-1].float(), row)
     else:
         found = fused.logits(row, is_rounded=is_rounded)
-    require_logits(found, logits, seen.inputs[0].dtype)
+    require_logits(found, sample.logits, seen.inputs[0].dtype)
 
 
 def _undecided(logits: Tensor, num_chosen: int) -> Tensor:
@@ -453,17 +440,17 @@ def _require_state(found: Sequence[Tensor], wanted: Sequence[Tensor], dtype: tor
             raise Unmatched(f"layer {layer} leaves another state ({distance:.2g} of its size away)")
 
 
-def _require_structure(fusion: Fusion, pool: DevicePool, seen: SampledLayer, row: InputBatch) -> None:
+def _require_structure(sample: FusionSample) -> None:
     """Compare one layer of each kind in float32, where rounding hides nothing."""
-    for number, layer, given, wanted in float_layers(fusion, pool, seen, row):
-        fused = fusion.with_layer(number, layer, seen.calls.get(number), pool)
-        require_near(fused.hidden(given, row, 0), given, wanted, f"layer {number} in float32")
+    pool = sample.float_scratch()
+    for number, layer, given, wanted in float_layers(sample, pool):
+        fused = sample.fusion.with_layer(number, layer, sample.seen.calls.get(number), pool)
+        require_near(fused.hidden(given, sample.row, 0), given, wanted, f"layer {number} in float32")
 
 
-def float_layers(
-    fusion: Fusion, pool: DevicePool, seen: SampledLayer, row: InputBatch
-) -> Iterator[tuple[int, nn.Module, Tensor, Tensor]]:
+def float_layers(sample: FusionSample, pool: DevicePool) -> Iterator[tuple[int, nn.Module, Tensor, Tensor]]:
     """Yield one layer of each kind as a copy in float32: its number, itself, what it gets and gives."""
+    fusion, seen, row = sample.fusion, sample.seen, sample.row
     attention = PagedAttention(pool.layers)
     attention.step = row.groups
     for number in fusion.first_of_each_kind():

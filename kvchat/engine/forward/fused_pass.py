@@ -28,6 +28,7 @@ from kvchat.engine.kernels.decoder_layers.args import (
     FusedLayerPool,
     FusedStatePool,
     GroupRows,
+    RopeTable,
     StateRows,
     StepRows,
 )
@@ -35,10 +36,12 @@ from kvchat.engine.kernels.decoder_layers.native import NativeLayers
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan, SpanTable
 from kvchat.engine.kernels.paged_attention.native import span_table
 from kvchat.engine.kernels.quantized_attention import quantize_blocks
-from kvchat.engine.models.rope_tables import RopeTables
+from kvchat.engine.models.probing.decoder_structure import Rotary
 
 MOST_ROWS = 16
 """Sequences with at most so many tokens in a step are short."""
+_LEAST_POSITIONS = 1024
+"""Of the first tables of cosines and sines."""
 
 
 class FusedPools:
@@ -76,6 +79,30 @@ class FusedPools:
             for layer in layers if len(step.sources) else ():
                 assert layer.derived is not None
                 quantize_blocks(layer.keys, layer.values, quantized_pool(layer.derived), step)
+
+
+class RopeTables:
+    """Cosines and sines of all rotary embeddings of a model, for positions [0, num_positions).
+
+    Args:
+        most: positions that they ever hold: behind the longest context some embeddings change all others.
+    """
+
+    def __init__(self, rotaries: Sequence[Rotary], most: int) -> None:
+        self._rotaries = rotaries
+        self._most = most
+        self.num_positions = 0
+        self.tables: list[RopeTable] = []
+
+    def grow(self, num_positions: int) -> None:
+        """Make the tables hold so many positions, or some more."""
+        rounded = max(_LEAST_POSITIONS, 1 << (num_positions - 1).bit_length())
+        self.num_positions = max(num_positions, min(rounded, self._most))
+        positions = torch.arange(self.num_positions)[None]
+        self.tables = [
+            RopeTable(cosines=cosines[0].float().contiguous(), sines=sines[0].float().contiguous())
+            for cosines, sines in (rotary(positions) for rotary in self._rotaries)
+        ]
 
 
 class FusedLayers:
@@ -183,12 +210,7 @@ class FusedPass:
     """
 
     def __init__(
-        self,
-        own: ForwardPass,
-        fused: FusedLayers,
-        most_rows: int | None = MOST_ROWS,
-        *,
-        rounds_long: bool = False,
+        self, own: ForwardPass, fused: FusedLayers, most_rows: int | None, *, rounds_long: bool
     ) -> None:
         self.device = own.device
         self._own = own

@@ -15,7 +15,7 @@ from kvchat.engine.formats.attention_metadata import AttentionCall, AttentionMet
 from kvchat.engine.formats.format_table import PagedAttention
 from kvchat.engine.formats.recurrent.parts import StateMetadata, StatePart, layer_states
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.forward.packed_pass import PackedPass
+from kvchat.engine.forward.model_pass import PackedPass
 from kvchat.engine.forward.runner import InputBatch
 from kvchat.engine.kernels.paged_attention import prepare
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan

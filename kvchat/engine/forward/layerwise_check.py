@@ -3,8 +3,6 @@
 As layers are fused (see `fusion`), on any device and in the model's own dtype.
 """
 
-import logging
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -12,22 +10,21 @@ import torch
 from kvchat.engine.formats.format_table import is_fused
 from kvchat.engine.formats.spec import Group, Selection
 from kvchat.engine.forward.fused_check import (
+    UNFUSED,
     FusionSample,
     float_layers,
-    in_float32,
     require_logits,
     require_near,
     take_sample,
+    told,
 )
 from kvchat.engine.forward.layer_samples import NUM_POSITIONS, scratch, watch
 from kvchat.engine.forward.layerwise_pass import LayerWalk, LayerwisePass
 from kvchat.engine.forward.model_route import ModelPlan, Route
-from kvchat.engine.forward.runner import ForwardPass, InputBatch
+from kvchat.engine.forward.runner import ForwardPass
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import LoadedModel
 from kvchat.engine.models.probing.decoder_structure import Unmatched, match_layer
-
-log = logging.getLogger(__name__)
 
 
 def walking_pass(loaded: LoadedModel, served: ModelPlan, pool: DevicePool) -> tuple[ForwardPass, str | None]:
@@ -38,14 +35,10 @@ def walking_pass(loaded: LoadedModel, served: ModelPlan, pool: DevicePool) -> tu
     """
     try:
         return LayerwisePass(walk_through(loaded, served), pool), None
-    except Unmatched as error:
-        reason = str(error)
     except torch.AcceleratorError:
         raise
-    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        reason = f"it does not run as expected: {error!r}"[:300]  # whatever a model of another structure says
-    log.info("decoder layers are computed by the model: %s", reason)
-    return served.make_pass(pool), reason
+    except UNFUSED as error:
+        return served.make_pass(pool), told(error)
 
 
 @torch.inference_mode()
@@ -76,15 +69,15 @@ def walk_through(loaded: LoadedModel, served: ModelPlan) -> LayerWalk:
         rotaries=fusion.rotaries,
         dtype=sample.seen.inputs[0].dtype,
     )
-    _require_same(walk, groups, sample, sample.row)
+    _require_same(walk, sample)
     offset = loaded.max_context - NUM_POSITIONS
     if offset > 0:
         moved = replace(sample.row, positions=sample.row.positions + offset)
         pool = scratch(groups, moved.positions.device)
         seen, logits = watch(loaded.module, fusion.decoder, pool, moved)
-        _require_same(walk, groups, replace(sample, seen=seen, logits=logits), moved)
+        _require_same(walk, replace(sample, row=moved, seen=seen, logits=logits))
     if walk.dtype != torch.float32:
-        _require_structure(walk, groups, sample)
+        _require_structure(walk, sample)
     return walk
 
 
@@ -94,18 +87,19 @@ def _is_plain(group: Group) -> bool:
     return is_plain and is_fused(spec)
 
 
-def _require_same(walk: LayerWalk, groups: Sequence[Group], sample: FusionSample, row: InputBatch) -> None:
+def _require_same(walk: LayerWalk, sample: FusionSample) -> None:
     """Compare every layer and the logits with the model's own."""
-    made = LayerwisePass(walk, scratch(groups, row.positions.device))
+    row = sample.row
+    made = LayerwisePass(walk, scratch(sample.groups, row.positions.device))
     for number, (given, wanted) in enumerate(zip(sample.seen.inputs, sample.seen.outputs, strict=True)):
         require_near(made.hidden(given, row, number).float(), given, wanted, f"layer {number}")
     require_logits(made.logits(row), sample.logits, walk.dtype)
 
 
-def _require_structure(walk: LayerWalk, groups: Sequence[Group], sample: FusionSample) -> None:
+def _require_structure(walk: LayerWalk, sample: FusionSample) -> None:
     """Compare one layer of each kind in float32, where rounding hides nothing."""
-    pool = scratch(in_float32(groups), sample.row.positions.device)
-    for number, layer, given, wanted in float_layers(sample.fusion, pool, sample.seen, sample.row):
+    pool = sample.float_scratch()
+    for number, layer, given, wanted in float_layers(sample, pool):
         spec, rope = pool.layers[number].spec, walk.layers[number].rope
         layers = list(walk.layers)
         layers[number] = match_layer(layer, sample.seen.calls[number], spec, rope)

@@ -34,8 +34,7 @@ from kvchat.engine.kernels.rope_and_store import rope_store
 from kvchat.engine.kernels.rope_and_store.reference import RopeStore
 from kvchat.engine.kernels.store_kv import store_kv
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.models.probing.decoder_structure import Decoder
-from kvchat.engine.models.rope_tables import Rotary
+from kvchat.engine.models.probing.decoder_structure import Decoder, Rotary
 
 log = logging.getLogger(__name__)
 Between = Callable[[Tensor, Tensor, LayerWeights, LayerWeights], tuple[Tensor, Projected]]
@@ -61,36 +60,27 @@ class LayerWalk:
 class LayerwisePass:
     """Computes rows of tokens on a pool.
 
-    Args:
-        compile: makes what lies between two calls of attention faster; None: it is computed as it is.
-
     Raises:
         ValueError: the weights are packed or quantized.
     """
 
     follows_from_tensors = True
 
-    def __init__(self, walk: LayerWalk, pool: DevicePool, compile: Compile | None = None) -> None:
+    def __init__(self, walk: LayerWalk, pool: DevicePool) -> None:
         self.walk = walk
         self._pools = [pool.layers[number] for number in sorted(pool.layers)]
         self._weights = [weights_of(layer) for layer in walk.layers]
         self.device = self._weights[0].products[0][0].device
         self._between: list[Between] = []
-        self.use(compile)
+        self.use(None)
 
-    def use(
-        self,
-        compile: Compile | None,
-        *,
-        falls_back: bool = False,
-        told: Callable[[str], None] = lambda _: None,
-    ) -> None:
+    def use(self, compile: Compile | None, on_failure: Callable[[], None] | None = None) -> None:
         """Compute what lies between calls of attention by what `compile` makes of it, once for all pairs of
         layers that compute the same.
 
         Args:
-            falls_back: go on without, with a warning, where it fails later; else the error is raised.
-            told: gets to know why, once, where it falls back.
+            on_failure: called where it fails later, and it goes on without, with a warning; None: the error
+                is raised.
         """
         made: dict[Any, Between] = {}
         layers = self.walk.layers
@@ -100,11 +90,11 @@ class LayerwisePass:
             if kinds not in made:
                 plain = partial(_between, layer, following)
                 made[kinds] = plain if compile is None else compile(plain)
-                if compile is not None and falls_back:
-                    made[kinds] = self._or_plain(made[kinds], plain, told)
+                if compile is not None and on_failure is not None:
+                    made[kinds] = self._or_plain(made[kinds], plain, on_failure)
             self._between.append(made[kinds])
 
-    def _or_plain(self, compiled: Between, plain: Between, told: Callable[[str], None]) -> Between:
+    def _or_plain(self, compiled: Between, plain: Between, on_failure: Callable[[], None]) -> Between:
         def between(*tensors: Any) -> Any:
             try:
                 return compiled(*tensors)
@@ -113,7 +103,7 @@ class LayerwisePass:
             except Exception as error:  # compilers raise whatever they like, for each new shape
                 log.warning("layers are not compiled any more, which may be slower: %s", f"{error}"[:300])
                 self.use(None)
-                told(f"{type(error).__name__}: {error}")
+                on_failure()
                 return plain(*tensors)
 
         return between

@@ -16,11 +16,10 @@ from kvchat.engine.formats.format_table import PagedAttention
 from kvchat.engine.formats.recurrent.parts import layer_states
 from kvchat.engine.formats.recurrent.spec import StateSpec, piece_of
 from kvchat.engine.formats.spec import Group, group_layers
-from kvchat.engine.forward.packed_pass import PackedPass
+from kvchat.engine.forward.model_pass import PackedPass, SequencePass
 from kvchat.engine.forward.runner import ForwardPass
 from kvchat.engine.forward.self_check import require_own_logits
 from kvchat.engine.forward.self_check_cache import SelfCheckCache, name_of
-from kvchat.engine.forward.sequence_pass import SequencePass
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.cache_stand_ins import PackedPast
 from kvchat.engine.models.hook import IMPLEMENTATION, set_implementation

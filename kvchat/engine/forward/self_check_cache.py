@@ -138,13 +138,9 @@ def _state(file: Path) -> tuple[int, ...]:
 
 def _records(file: Path) -> Records:
     """Return the records of a file of this version; none of another, nor of one that is damaged."""
-    fields = read_kept(file)
-    if not isinstance(fields, dict) or fields.get("version") != VERSION:
-        return {}
-    models = fields.get("models")
-    if not isinstance(models, dict) or not all(isinstance(found, dict) for found in models.values()):
-        return {}
-    return models
+    fields: dict[str, Any] = read_kept(file) or {}
+    records: Records = fields["models"] if fields.get("version") == VERSION else {}
+    return records
 
 
 def _newest(listed: dict[str, Any], number: int) -> dict[str, Any]:

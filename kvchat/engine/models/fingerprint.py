@@ -9,9 +9,9 @@ from typing import Any
 
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.memory.disk.block_file import Layout
-from kvchat.engine.models.checkpoints.lora_check import adapter_weights
 from kvchat.engine.models.checkpoints.model_directory_check import (
     ADAPTER_CONFIG,
+    adapter_weights,
     read_config,
     read_json,
     weight_files,

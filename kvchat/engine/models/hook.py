@@ -14,6 +14,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
 from kvchat.engine.formats.attention_metadata import AttentionCall
+from kvchat.engine.models.cache_stand_ins import StandIn
 
 IMPLEMENTATION = "kvchat"
 PROBE_IMPLEMENTATION = "kvchat-probe"
@@ -38,13 +39,6 @@ class AttentionLayer(Protocol):
             [T, H, D_v].
         """
         ...
-
-
-class LayerOfUpdate(Protocol):
-    """The cache that a model is given."""
-
-    updated_layer: int
-    """The layer that has given it keys and values last: it attends next."""
 
 
 def attend(
@@ -80,7 +74,7 @@ def _packed(heads_first: Tensor) -> Tensor:
     return heads_first[0].transpose(0, 1)
 
 
-def attach(model: nn.Module, behind: AttentionLayer, past: "LayerOfUpdate | None" = None) -> None:
+def attach(model: nn.Module, behind: AttentionLayer, past: StandIn | None = None) -> None:
     """Put `behind` on every module of the model that has a layer index; replaces what was attached before.
 
     Args:

@@ -1,8 +1,11 @@
 """A Hugging Face causal language model from a directory, unmodified, with our attention."""
 
+import ctypes
 import logging
+import mmap
 import re
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -10,13 +13,12 @@ from typing import Any, Final
 
 import torch
 import transformers
-from torch import nn
+from safetensors import safe_open
+from torch import Tensor, nn
 
-from kvchat.engine.models.checkpoints.model_directory_check import read_config
-from kvchat.engine.models.checkpoints.unmap import own_memory
+from kvchat.engine.models.checkpoints.model_directory_check import adapter_weights, check_adapter, read_config
 from kvchat.engine.models.latent import check_latent_sizes
-from kvchat.engine.models.lora import merge_adapter
-from kvchat.errors import ConfigError, ModelUnreadable, OutOfMemory, UnsupportedModel
+from kvchat.errors import ConfigError, KvchatError, ModelUnreadable, OutOfMemory, UnsupportedModel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DEFAULT_CONTEXT = 2048
@@ -31,6 +33,9 @@ transformers changes torch for the whole process meanwhile (default dtype, initi
 load puts back what it found; of two at once, the later would put back what the other had changed.
 """
 _NUMBER = re.compile(r"\.\d+")
+_MAPS = Path("/proc/self/maps")
+_PAGE = mmap.PAGESIZE
+_DONT_NEED = 4  # Linux's MADV_DONTNEED; a page of a file is read again if it is touched again
 
 log = logging.getLogger(__name__)
 
@@ -243,3 +248,91 @@ def _eos_ids(module: Any, text_config: Any) -> frozenset[int]:
         elif ids is not None:
             found.update(ids)
     return frozenset(found)
+
+
+def merge_adapter(module: Any, adapter_dir: Path) -> Any:
+    """Return the model with an adapter's weights added to its own.
+
+    Raises:
+        ModelError: no LoRA, damaged, a pickle, made for another model, or peft is not installed.
+        OutOfMemory: the sum does not fit.
+
+    Effect:
+        Changes `module`, which is worthless after an error, and meanwhile torch for the whole process: the
+        caller holds `BUILD_LOCK`.
+    """
+    check_adapter(adapter_dir)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what does not fit is checked below, by name
+            return _merged(module, adapter_dir)
+    except KvchatError:
+        raise
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise OutOfMemory(f"the adapter {adapter_dir} does not fit into memory beside its model") from error
+    except Exception as error:  # whatever peft says to an adapter of another model
+        raise _no_fit(adapter_dir, f"{type(error).__name__}: {error}") from error
+
+
+def _merged(module: Any, adapter_dir: Path) -> Any:
+    import peft
+
+    model = peft.PeftModel.from_pretrained(module, adapter_dir, torch_device="cpu", local_files_only=True)
+    _require_all_used(model, adapter_dir)
+    return model.merge_and_unload(safe_merge=True)
+
+
+def _require_all_used(model: Any, adapter_dir: Path) -> None:
+    """Refuse an adapter of which a part has no place in the model, or that leaves a place empty."""
+    import peft
+
+    wanted = set(peft.get_peft_model_state_dict(model, save_embedding_layers=False))
+    with safe_open(adapter_weights(adapter_dir), framework="pt") as file:
+        given = set(file.keys())
+    missing = sorted(wanted - given)
+    foreign = sorted(given - wanted - model.state_dict().keys())
+    if missing:
+        raise _no_fit(adapter_dir, f"it lacks {missing[0]}")
+    if foreign:
+        raise _no_fit(adapter_dir, f"the model has no place for {foreign[0]}")
+
+
+def _no_fit(adapter_dir: Path, reason: str) -> UnsupportedModel:
+    reason = reason.partition("\n")[0][:300]
+    return UnsupportedModel(
+        f"the adapter {adapter_dir} does not fit this model: {reason}. Give the model it was trained on."
+    )
+
+
+def own_memory(tensors: Iterable[Tensor]) -> None:
+    """Copy tensors out of their files, which are mapped: whoever writes over one, or cuts it short, would
+    change them under the engine, or end it.
+
+    Effect:
+        What has been copied leaves memory at once, where the system says which files are mapped.
+    """
+    files = _mapped_files()
+    for tensor in tensors:
+        mapped = tensor.data
+        tensor.data = mapped.clone()
+        _let_go(mapped, files)
+
+
+def _mapped_files() -> list[tuple[int, int]]:
+    """Return the addresses [start, end) of mapped weight files; nothing where the system does not say."""
+    try:
+        lines = _MAPS.read_text().splitlines()
+    except OSError:
+        return []
+    spans = [line.split(maxsplit=1)[0].split("-") for line in lines if line.endswith(".safetensors")]
+    return [(int(start, 16), int(end, 16)) for start, end in spans]
+
+
+def _let_go(tensor: Tensor, files: Iterable[tuple[int, int]]) -> None:
+    """Drop the pages that hold nothing but this tensor."""
+    start, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+    if not any(first <= start and end <= last for first, last in files):
+        return
+    start, end = -(-start // _PAGE) * _PAGE, end // _PAGE * _PAGE
+    if start < end:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _DONT_NEED)

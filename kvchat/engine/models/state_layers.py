@@ -19,9 +19,8 @@ from kvchat.engine.formats.attention_metadata import AttentionMetadata
 from kvchat.engine.formats.full.transformers_cache import TransformersCache
 from kvchat.engine.formats.recurrent.parts import LayerStates, StateMetadata, StatePart
 from kvchat.engine.kernels.state_slots import StateSlots
-from kvchat.engine.models.cache_stand_ins import PackedPast
+from kvchat.engine.models.cache_stand_ins import Name, PackedPast
 from kvchat.engine.models.native_scans import native_forward
-from kvchat.engine.models.probing.state_recorder import Name
 from kvchat.engine.models.state_adapters import adapted_forward
 
 _ATTRIBUTE, _OWN = "kvchat_states", "kvchat_own_forward"

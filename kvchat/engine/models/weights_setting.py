@@ -20,9 +20,9 @@ from kvchat.engine.models.checkpoints.prepared import (
     PreparedCheckpoints,
     key_of,
 )
-from kvchat.engine.models.checkpoints.quantize import Recipe, quantized_dir
+from kvchat.engine.models.checkpoints.quantize import write_quantized
 from kvchat.engine.models.checkpoints.weight_digests import WeightDigests
-from kvchat.engine.models.fingerprint import read_checkpoint
+from kvchat.engine.models.fingerprint import Checkpoint, read_checkpoint
 from kvchat.engine.models.load import LoadedModel, load_model
 from kvchat.errors import ConfigError
 
@@ -45,15 +45,18 @@ class WeightForm:
         may_map: whether they may stay mapped.
     """
 
-    source: WeightSource
+    model_dir: Path
+    adapter_dir: Path | None
     dtype: str
     may_map: bool = False
 
     def load(self, device: torch.device) -> LoadedModel:
         """Raises: ModelError, CapacityError: as `load_model`."""
-        return load_model(
-            self.source.model_dir, self.dtype, device, self.source.adapter_dir, may_map=self.may_map
-        )
+        return load_model(self.model_dir, self.dtype, device, self.adapter_dir, may_map=self.may_map)
+
+    def checkpoint(self, digests: WeightDigests) -> Checkpoint:
+        """See `read_checkpoint`."""
+        return read_checkpoint(self.model_dir, self.adapter_dir, digests)
 
 
 @contextmanager
@@ -67,7 +70,7 @@ def in_wanted_form(
         ModelError, CapacityError: the plain model cannot be loaded or not be quantized.
         StorageError: what is made cannot be written.
     """
-    form = WeightForm(source=source, dtype=_dtype(config))
+    form = WeightForm(model_dir=source.model_dir, adapter_dir=source.adapter_dir, dtype=dtype_of(config))
     is_fp8 = has_fp8_blocks(read_config(source.model_dir))
     if not is_fp8 and config.weights not in QUANTIZED:
         yield form
@@ -87,10 +90,9 @@ def in_wanted_form(
 def _expanded(
     form: WeightForm, kept: PreparedCheckpoints, report: Callable[[str], None], make_room: MakeRoom
 ) -> WeightForm:
-    source = form.source
-    key = key_of(read_checkpoint(source.model_dir, None, kept.digests), EXPANDED, "auto")
-    path = kept.get(key, lambda directory: write_expanded(source.model_dir, directory, report, make_room))
-    return replace(form, source=replace(source, model_dir=path), may_map=True)
+    key = key_of(read_checkpoint(form.model_dir, None, kept.digests), EXPANDED, "auto")
+    path = kept.get(key, lambda directory: write_expanded(form.model_dir, directory, report, make_room))
+    return replace(form, model_dir=path, may_map=True)
 
 
 def _quantized(
@@ -100,25 +102,22 @@ def _quantized(
     report: Callable[[str], None],
     make_room: MakeRoom,
 ) -> WeightForm:
-    source = form.source
-    recipe = Recipe(
-        model_dir=source.model_dir,
-        checkpoint=read_checkpoint(source.model_dir, source.adapter_dir, kept.digests),
-        load=lambda: replace(form, may_map=True).load(torch.device("cpu")),
-        weights=weights,
-        dtype=form.dtype,
-        make_room=make_room,
-    )
-    path = quantized_dir(recipe, kept, report)
-    return replace(form, source=WeightSource(model_dir=path), may_map=True)
+    if "quantization_config" in read_config(form.model_dir):
+        raise ConfigError(f"{form.model_dir} is quantized already. Use it with --weights auto.")
+
+    def make(directory: Path) -> None:
+        module = replace(form, may_map=True).load(torch.device("cpu")).module
+        write_quantized(module, form.model_dir, directory, weights, report, make_room)
+
+    key = key_of(form.checkpoint(kept.digests), weights, form.dtype)
+    return replace(form, model_dir=kept.get(key, make), adapter_dir=None, may_map=True)
 
 
-def check_weights(config: EngineConfig) -> None:
-    """Raises: ConfigError: no such form, or not with this dtype."""
-    _dtype(config)
+def dtype_of(config: EngineConfig) -> str:
+    """Return in which type weights are wanted.
 
-
-def _dtype(config: EngineConfig) -> str:
+    Raises: ConfigError: there is no such form of weights, or not with this type.
+    """
     names = ("auto", *DTYPES, *QUANTIZED)
     if config.weights not in names:
         raise ConfigError(f"weights '{config.weights}' are unknown; use one of: {', '.join(names)}")

@@ -2,26 +2,30 @@
 
 Nothing is computed: a converted block holds the exact block's numbers in fewer bits. Its names are those of
 another fingerprint and of a namespace of its own, never those of blocks that were computed in the format.
-Dimensions: P block size.
+What is converted of a session is planned first, then all of it, or nothing; paths share their beginnings,
+whose blocks are read, quantized, written and counted once. Dimensions: P block size.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
 from kvchat.engine.api.cache_format import EXACT, parse_cache_format
 from kvchat.engine.api.config import EngineConfig
-from kvchat.engine.api.ids import BlockId, GroupId
+from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, block_key, u32le
 from kvchat.engine.formats.format_table import codec_of
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.memory.device_pool import DevicePool
+from kvchat.engine.memory.disk.block_file import BlockHeader
+from kvchat.engine.memory.disk.offline_block_store import NewBlock, OfflineBlockStore
 from kvchat.engine.models.load import choose_device
 from kvchat.engine.models.weights_setting import WeightSource
 from kvchat.engine.startup.weights import Candidate, fingerprint_of, groups_in, load_candidate
-from kvchat.errors import ConfigError
+from kvchat.errors import CacheError, ConfigError, StorageError
 
 RUN_LEN = 16
 """Blocks that are converted at one time."""
@@ -128,3 +132,211 @@ def load_exact(
     source = WeightSource(model_dir=model_dir, adapter_dir=config.adapter)
     config = replace(config, cache_format=EXACT)
     return load_candidate(source, config, choose_device(config.device), report)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Converted:
+    """What became of a session's blocks, each counted once.
+
+    Args:
+        num_tokens: that converted blocks hold.
+        exact_bytes: of the exact blocks that these came from.
+        num_bytes: of the converted blocks.
+        freed_bytes: of exact blocks that nothing uses any more, and that are gone.
+    """
+
+    num_tokens: int = 0
+    exact_bytes: int = 0
+    num_bytes: int = 0
+    freed_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """A stored block of a path."""
+
+    token_ids: tuple[int, ...]
+    parent: BlockKey
+    groups: frozenset[GroupId]
+
+    @property
+    def key(self) -> BlockKey:
+        return block_key(self.parent, self.token_ids)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Planned:
+    """A block that is to be converted. `groups`: in which it will be; grows with every path that it is on."""
+
+    found: _Found
+    parent: BlockKey
+    groups: set[GroupId] = field(default_factory=set)
+
+
+class Conversion:
+    """What is stored of some paths, up to where a conversation could go on from it.
+
+    Args:
+        source, target: where exact blocks are, and where converted ones go.
+        roots: of the exact blocks' names, and of the converted ones'; no block has the latter yet.
+        paths: token ids.
+    """
+
+    def __init__(
+        self,
+        converter: Converter,
+        source: OfflineBlockStore,
+        target: OfflineBlockStore,
+        roots: tuple[BlockKey, BlockKey],
+        paths: Iterable[Sequence[int]],
+    ) -> None:
+        self._converter = converter
+        self._source = source
+        self._target = target
+        self._size = source.block_size
+        self._blocks: dict[BlockKey, _Planned] = {}
+        for path in paths:
+            self._plan(self._whole(list(self._stored(path, roots[0]))), roots[1])
+
+    @property
+    def planned(self) -> Converted:
+        """What there will be once all is converted. Pure."""
+        blocks = self._blocks.values()
+        return Converted(
+            num_tokens=sum(len(block.found.token_ids) for block in blocks),
+            exact_bytes=sum(_bytes(self._source, block.found.groups) for block in blocks),
+            num_bytes=sum(_bytes(self._target, block.groups) for block in blocks),
+        )
+
+    def run(self, report: Callable[[str], None] = lambda _: None) -> Converted:
+        """Write every planned block; where one cannot be read or written, none of them is left.
+
+        Raises:
+            CacheError: an exact block is gone or damaged.
+            StorageError: there is no room for them beside the exact ones, said before anything is read or
+                goes; or the disk refuses.
+        """
+        keys = [block.found.key for block in self._blocks.values()]
+        with self._target.room_for(self._headers(), self._source, keys):
+            try:
+                self._convert(report)
+                if not all(
+                    block.groups <= set(self._target.groups_of(key)) for key, block in self._blocks.items()
+                ):
+                    raise CacheError(
+                        "converted blocks were removed while others were written, as `kvchat cache gc` does;"
+                        " nothing was changed: convert again"
+                    )
+            except BaseException:
+                self.undo()
+                raise
+        return self.planned
+
+    def undo(self) -> None:
+        """Remove what was written."""
+        with suppress(StorageError):  # then it is garbage
+            self._target.remove(self._blocks)
+
+    def _headers(self) -> Iterator[BlockHeader]:
+        for key, block in self._blocks.items():
+            for group in sorted(block.groups):
+                yield BlockHeader(key=key, parent=block.parent, group=group, token_ids=block.found.token_ids)
+
+    def _convert(self, report: Callable[[str], None]) -> None:
+        """Convert run by run; each is written while the next one is read and quantized."""
+        blocks = list(self._blocks.values())
+        with ThreadPoolExecutor(1) as writer:
+            written: Future[None] | None = None
+            for first in range(0, len(blocks), RUN_LEN):
+                report(f"converting · {first} of {len(blocks)} blocks …")
+                due = self._converted(blocks[first : first + RUN_LEN])
+                if written is not None:
+                    written.result()
+                written = writer.submit(self._write, due)
+            if written is not None:
+                written.result()
+
+    def _converted(self, run: Sequence[_Planned]) -> list[NewBlock]:
+        payloads = [self._read(block) for block in run]
+        converted = self._converter.convert(payloads, lambda group, place: group in run[place].groups)
+        return [
+            NewBlock(group, block.parent, block.found.token_ids, bytes(payload))
+            for block, parts in zip(run, converted, strict=True)
+            for group, payload in parts.items()
+        ]
+
+    def _write(self, due: Sequence[NewBlock]) -> None:
+        if self._target.write(due, is_wanted=True) < len(due):
+            raise StorageError(
+                "the disk limit has no room for converted blocks beside the exact ones; nothing was changed: "
+                "give it more with KVCHAT_KV_DISK_BYTES for as long as this takes"
+            )
+
+    def _read(self, block: _Planned) -> Payloads:
+        found = block.found
+        payloads: dict[GroupId, bytes] = {}
+        for group in set[GroupId]().union(*map(self._converter.sources, block.groups)):
+            payload = self._source.read(group, found.parent, u32le(found.token_ids))
+            if payload is None:
+                raise CacheError(
+                    "an exact block of this session is damaged, or went while it was read; nothing was "
+                    "changed: convert again what is left of them"
+                )
+            payloads[group] = payload
+        return payloads
+
+    def _plan(self, blocks: Sequence[_Found], root: BlockKey) -> None:
+        num_tokens = sum(len(block.token_ids) for block in blocks)
+        parent = root
+        for number, found in enumerate(blocks):
+            key = block_key(parent, found.token_ids)
+            planned = self._blocks.setdefault(key, _Planned(found=found, parent=parent))
+            planned.groups.update(
+                group.id for group in self._converter.target.groups if self._holds(group, number, num_tokens)
+            )
+            parent = key
+
+    def _stored(self, path: Sequence[int], root: BlockKey) -> Iterator[_Found]:
+        """Yield the stored blocks that a path begins with, the tail behind them included."""
+        needed = {group.id for group in self._converter.exact.groups if group.spec.max_visible is None}
+        parent, start = root, 0
+        while len(ids := tuple(path[start : start + self._size])) == self._size:
+            key = block_key(parent, ids)
+            groups = frozenset(self._source.groups_of(key))
+            if not needed <= groups:
+                break
+            yield _Found(token_ids=ids, parent=parent, groups=groups)
+            parent, start = key, start + self._size
+        tails = [
+            _Found(token_ids=tail, parent=parent, groups=frozenset(self._source.groups_of(key)))
+            for key, tail in self._source.tails_behind(parent)
+            if ids[: len(tail)] == tail
+        ]
+        whole = [tail for tail in tails if needed <= tail.groups]
+        if whole:
+            yield max(whole, key=lambda tail: len(tail.token_ids))
+
+    def _whole(self, blocks: list[_Found]) -> list[_Found]:
+        """Return the first of these up to where layers with a window have all that they still see."""
+        windows = [group for group in self._converter.exact.groups if group.spec.max_visible is not None]
+        num_tokens = sum(len(block.token_ids) for block in blocks)
+        for end in range(len(blocks), 0, -1):
+            in_sight = (
+                (group.id, number)
+                for group in windows
+                for number in range(group.spec.first_visible(num_tokens) // self._size, end)
+            )
+            if all(group in blocks[number].groups for group, number in in_sight):
+                return blocks[:end]
+            num_tokens -= len(blocks[end - 1].token_ids)
+        return []
+
+    def _holds(self, group: Group, number: int, num_tokens: int) -> bool:
+        """Whether a conversation of so many tokens holds a block in a group."""
+        if number >= group.num_blocks(num_tokens, self._size):
+            return False
+        return (number + 1) * self._size > group.spec.first_visible(num_tokens)
+
+
+def _bytes(block_store: OfflineBlockStore, groups: Iterable[GroupId]) -> int:
+    return sum(region.nbytes for group in groups for region in block_store.layouts[group])

@@ -1,11 +1,11 @@
 """Measures what cache formats lose on a text: its last answer tokens are predicted again in each format.
 
 The text's tokens are what they are; only what attention reads differs. So every number is paired: the same
-token, before it the same tokens, on the exact cache and in a format.
+token, before it the same tokens, on the exact cache and in a format. Dimensions: N tokens, V vocabulary.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from time import perf_counter
 
@@ -13,20 +13,17 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.api.cache_format import EXACT, parse_cache_format
-from kvchat.engine.api.config import BLOCK_SIZE, EngineConfig
-from kvchat.engine.api.loss import FormatLoss, GaugeReport, LayerLoss
+from kvchat.engine.api.config import EngineConfig
+from kvchat.engine.api.loss import FormatLoss, GaugeReport, LayerLoss, Loss
 from kvchat.engine.api.view import require_steps
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.forward.model_route import ModelPlan
 from kvchat.engine.kernels.threads import choose_threads, usable_cores
-from kvchat.engine.models.latent import projections
 from kvchat.engine.models.linear.packed import pack_linears
 from kvchat.engine.models.load import LoadedModel, choose_device
 from kvchat.engine.quality.convert import load_exact
-from kvchat.engine.quality.loss import TokenLosses, token_losses
 from kvchat.engine.quality.replay import Replay, ReplaySize
 from kvchat.engine.startup.assembly import placed, shadows_of
-from kvchat.engine.startup.weights import groups_in
+from kvchat.engine.startup.weights import Candidate, groups_in
 from kvchat.errors import ConfigError, ContextOverflow, UsageError
 from kvchat.platform.host_memory import available_bytes
 
@@ -34,6 +31,9 @@ MOST_ROWS = 2**26
 """About as many logits of the exact cache are kept to compare with."""
 
 MOST_COPIES = 8
+
+PIECE_NUMBERS = 2**24
+"""About as many numbers of a distribution exist in double precision at one time."""
 
 Report = Callable[[str], None]
 
@@ -65,31 +65,78 @@ class _Truth:
     logits: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class TokenLosses:
+    """Of each predicted token [N]: whether both put the same one first, the divergence in nats, the text's
+    token's log-probability on the exact cache and in the format, and whether each puts it first.
+    """
+
+    agree: Tensor
+    divergence: Tensor
+    exact: Tensor
+    approximate: Tensor
+    exact_hits: Tensor
+    approximate_hits: Tensor
+
+    def loss(self) -> Loss:
+        """Return what all tokens together say."""
+        recalled = self.approximate_hits[self.exact_hits]
+        return Loss(
+            num_tokens=len(self.agree),
+            agreement=float(self.agree.double().mean()),
+            divergence=float(self.divergence.mean()),
+            worst_divergence=float(self.divergence.max()),
+            perplexity_ratio=float((self.exact - self.approximate).mean().exp()),
+            recall=float(recalled.double().mean()) if len(recalled) else None,
+        )
+
+
+def token_losses(exact: Tensor, approximate: Tensor, token_ids: Tensor) -> TokenLosses:
+    """Compare logits [N, V] of two caches before the text's tokens [N].
+
+    Returns:
+        Tensors on the processor; numbers in double precision.
+    """
+    size = max(1, PIECE_NUMBERS // exact.shape[1])
+    pieces = [
+        _compare(*(part[start : start + size] for part in (exact, approximate, token_ids)))
+        for start in range(0, len(exact), size)
+    ]
+    return joined(pieces)
+
+
+def joined(parts: Sequence[TokenLosses]) -> TokenLosses:
+    """Return the losses of all tokens together."""
+    names = [field.name for field in fields(TokenLosses)]
+    return TokenLosses(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
+
+
+def _compare(exact: Tensor, approximate: Tensor, token_ids: Tensor) -> TokenLosses:
+    likely, found = (logits.double().log_softmax(dim=1) for logits in (exact, approximate))
+    shares = likely.exp()
+    terms = torch.where(shares > 0, shares * (likely - found), 0.0)
+    divergence = terms.sum(dim=1).clamp_min(0).nan_to_num(nan=torch.inf, posinf=torch.inf)
+    chosen, other = exact.argmax(dim=1), approximate.argmax(dim=1)
+    texts = [part.gather(1, token_ids[:, None])[:, 0] for part in (likely, found)]
+    results = (chosen == other, divergence, *texts, chosen == token_ids, other == token_ids)
+    return TokenLosses(*(result.cpu() for result in results))
+
+
 class Gauge:
     """One model, on whose caches texts are replayed.
 
     Args:
-        loaded: the model, loaded for the exact format.
-        served: how it runs.
-        chunk_len: most tokens computed at once.
-        block_size: tokens of a block.
+        candidate: the model, loaded for the exact format.
+        config: tokens of a block, and most tokens computed at once.
         num_copies: how many copies of the model keep this machine's processors busy.
     """
 
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        served: ModelPlan,
-        *,
-        block_size: int = BLOCK_SIZE,
-        chunk_len: int = 512,
-        num_copies: int = 1,
-    ) -> None:
+    def __init__(self, candidate: Candidate, config: EngineConfig, num_copies: int = 1) -> None:
         self.num_copies = num_copies
-        self._served = served
-        self._loaded = loaded
-        self._block_size = block_size
-        self._chunk_len = chunk_len
+        self._served = candidate.served
+        self._loaded = candidate.loaded
+        self._block_size = config.block_size
+        self._chunk_len = config.max_batch_tokens
 
     @classmethod
     def load(cls, model_dir: Path, config: EngineConfig, report: Report = lambda _: None) -> "Gauge":
@@ -99,15 +146,9 @@ class Gauge:
             ModelError, CapacityError: it cannot be loaded.
         """
         candidate = load_exact(model_dir, config, report)
-        module = candidate.loaded.module
-        pack_linears(module, projections(module))
-        return cls(
-            candidate.loaded,
-            candidate.served,
-            block_size=config.block_size,
-            chunk_len=config.max_batch_tokens,
-            num_copies=_num_copies(candidate.loaded, choose_device(config.device), config.threads),
-        )
+        pack_linears(candidate.loaded.module)
+        device = choose_device(config.device)
+        return cls(candidate, config, _num_copies(candidate.loaded, device, config.threads))
 
     @property
     def max_context(self) -> int:

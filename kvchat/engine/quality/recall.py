@@ -14,8 +14,7 @@ from torch import Tensor
 
 from kvchat.engine.api.cache_format import EXACT
 from kvchat.engine.api.recall import FormatMarks, Item, Question
-from kvchat.engine.quality.gauge import Gauge, Text, predict
-from kvchat.engine.quality.loss import TokenLosses, joined, token_losses
+from kvchat.engine.quality.gauge import Gauge, Text, TokenLosses, joined, predict, token_losses
 from kvchat.engine.quality.replay import Replay
 from kvchat.errors import ContextOverflow
 
@@ -94,7 +93,9 @@ def _examine_item(replays: Sequence[Replay], item: Item) -> list[_Answered]:
     for replay in replays:
         found = _ask(replay, item)
         truth = truth or found
-        answered.append(_answered(item, truth, found, replay.token_bytes(_asked_len(item))))
+        # Behind its last question a context has been pruned.
+        asked_len = len(item.token_ids) + len(item.questions[-1].token_ids)
+        answered.append(_answered(item, truth, found, replay.token_bytes(asked_len)))
     return answered
 
 
@@ -142,11 +143,6 @@ def _fed(question: Question) -> tuple[int, ...]:
 
 def _most_behind(item: Item) -> int:
     return max(len(_fed(question)) for question in item.questions)
-
-
-def _asked_len(item: Item) -> int:
-    """Return the tokens of a context with its last question, behind which it has been pruned."""
-    return len(item.token_ids) + len(item.questions[-1].token_ids)
 
 
 def _answered(item: Item, truth: Sequence[Tensor], found: Sequence[Tensor], token_bytes: float) -> _Answered:

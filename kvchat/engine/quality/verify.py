@@ -1,23 +1,30 @@
-"""Holds stored KV to what the model computes: block by block, and by the logits that follow from it."""
+"""Holds stored KV to what the model computes: block by block, and by the logits that follow from it.
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+It is computed behind a given past, in a namespace that nobody else can reach.
+"""
+
+import secrets
+from collections import abc
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from math import inf
 
 import torch
 from torch import Tensor
 
-from kvchat.engine.api.ids import BlockKey, GroupId, block_key, u32le
+from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, RequestId, block_key, u32le
 from kvchat.engine.api.inspection import PathBlock
-from kvchat.engine.formats.attention_metadata import TORCH_DTYPES
+from kvchat.engine.formats.attention_metadata import TORCH_DTYPES, LayerPool
 from kvchat.engine.formats.format_table import codec_of
 from kvchat.engine.formats.full.codec import Codec, relative
 from kvchat.engine.formats.recurrent.spec import computes_whole_steps
 from kvchat.engine.formats.spec import CacheSpec, Group
 from kvchat.engine.memory.disk.block_file import Layout
 from kvchat.engine.memory.disk.offline_block_store import NewBlock, OfflineBlockStore
-from kvchat.engine.quality.recompute import ComputedBlock, ReadPast, Recompute
-from kvchat.errors import ConfigError, StorageError
+from kvchat.engine.sequences.batch_plan import Batch, Chunk
+from kvchat.engine.sequences.sequence import Sequence
+from kvchat.engine.startup.parts import EngineParts
+from kvchat.errors import ConfigError, PoolExhausted, StorageError
 
 TOLERANCE = {"F32": 1e-3, "F16": 2e-2, "BF16": 1e-1, "U8": 0.2}
 """Largest deviation, relative to the largest number of a layer's part of a block. Sums are taken in another
@@ -46,12 +53,168 @@ class Findings:
     wrong_logits: int = 0
 
 
+ReadPast = Callable[[int, GroupId], bytes | None]
+"""Gives the bytes of a block by its number and group; None where they are out of sight."""
+
+_OWNER = "verify"
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedBlock:
+    """A block that has just been computed, readable until the next one is asked for."""
+
+    number: int
+    read: Callable[[GroupId, int], bytes]
+    """(group, number of tokens) -> the block's bytes, zero behind its tokens."""
+
+
+class Recompute:
+    """Runs one engine's model on paths of token ids, outside of its requests.
+
+    Args:
+        parts: of an engine that does nothing else meanwhile, without tiers below the device.
+        chunk_len: most tokens computed at once.
+    """
+
+    def __init__(self, parts: EngineParts, chunk_len: int) -> None:
+        self.groups = parts.manager.groups
+        self._manager = parts.manager
+        self._mover = parts.mover
+        self._runner = parts.runner
+        self._pool = parts.pool
+        self._block_size = parts.info.block_size
+        self._chunk_len = max(1, chunk_len // self._block_size) * self._block_size
+
+    def blocks(
+        self, token_ids: abc.Sequence[int], start: int, past: ReadPast, ends: Iterable[int] = ()
+    ) -> Iterator[ComputedBlock]:
+        """Yield the blocks from position `start` on, a multiple of the block size, the tail included.
+
+        Args:
+            ends: behind how many tokens recurrent states can be read too.
+        """
+        assert start % self._block_size == 0
+        sequence = self._begin(token_ids, start, past)
+        if any(group.is_state for group in self.groups):
+            sequence.snapshots_at = tuple(sorted({*ends, len(token_ids)}))
+        try:
+            while sequence.num_uncomputed:
+                first = sequence.computed_len // self._block_size
+                num_tokens = min(self._chunk_len, sequence.num_uncomputed)
+                self._run(sequence, num_tokens, samples=False)
+                last = -(-(sequence.computed_len + num_tokens) // self._block_size)
+                for number in range(first, last):
+                    yield ComputedBlock(number, self._reader(sequence, number, num_tokens))
+                self._commit(sequence, num_tokens)
+        finally:
+            self._manager.release(sequence)
+
+    def last_logits(self, token_ids: abc.Sequence[int], start: int, past: ReadPast) -> Tensor:
+        """Return the logits [V] behind the last token, everything before `start` being given."""
+        sequence = self._begin(token_ids, start, past)
+        try:
+            while True:
+                num_tokens = min(self._chunk_len, sequence.num_uncomputed)
+                is_last = num_tokens == sequence.num_uncomputed
+                logits = self._run(sequence, num_tokens, samples=is_last)
+                self._commit(sequence, num_tokens)
+                if is_last:
+                    return logits[0]
+        finally:
+            self._manager.release(sequence)
+
+    def _begin(self, token_ids: abc.Sequence[int], start: int, past: ReadPast) -> Sequence:
+        """Return a sequence whose first `start` positions hold the given past."""
+        sequence = self._manager.open(_OWNER, token_ids, f"verify:{secrets.token_hex(16)}")
+        try:
+            while sequence.computed_len < start:
+                num_tokens = min(self._chunk_len, start - sequence.computed_len)
+                self._extend(sequence, num_tokens)
+                for group in self.groups:
+                    self._fill(sequence, group, sequence.computed_len + num_tokens, past)
+                self._commit(sequence, num_tokens)
+        except BaseException:
+            self._manager.release(sequence)
+            raise
+        return sequence
+
+    def _fill(self, sequence: Sequence, group: Group, end: int, past: ReadPast) -> None:
+        """Write the given past of one group, from the tokens that are computed up to `end`."""
+        if group.is_state:  # its last entry stands behind these tokens, if any state was stored there
+            state, data = sequence.tables[group.id][-1], past((end - 1) // self._block_size, group.id)
+            if state is not None and data is not None:
+                self._pool.write_block(group.id, state, bytearray(data))
+            return
+        first, last = (group.num_blocks(length, self._block_size) for length in (sequence.computed_len, end))
+        for number in range(first, last):
+            block, data = sequence.tables[group.id][number], past(number, group.id)
+            if block is not None and data is not None:
+                self._pool.write_block(group.id, block, bytearray(data))
+
+    def _run(self, sequence: Sequence, num_tokens: int, *, samples: bool) -> Tensor:
+        self._extend(sequence, num_tokens)
+        start = sequence.computed_len
+        chunk = Chunk(
+            request=RequestId(0),
+            sequence=sequence.id,
+            start=start,
+            token_ids=tuple(sequence.token_ids[start : start + num_tokens]),
+            samples=samples,
+            snapshots=sequence.snapshots_within(num_tokens),
+        )
+        changes, dropped = self._manager.log.take()
+        return self._runner.run(Batch((chunk,), (), changes, dropped))
+
+    def _extend(self, sequence: Sequence, num_tokens: int) -> None:
+        planned = sequence.snapshots_within(num_tokens)
+        moves = self._manager.extend(sequence, num_tokens)
+        if moves is None or sequence.snapshots_within(num_tokens) != planned:
+            raise PoolExhausted(
+                f"{len(sequence.token_ids)} tokens do not fit into the cache; "
+                "give it more with --kv-device-bytes"
+            )
+        self._mover.execute(moves)
+        self._manager.device.finish_moves()
+
+    def _commit(self, sequence: Sequence, num_tokens: int) -> None:
+        self._manager.commit(sequence, num_tokens)
+        self._manager.take_saves()  # nobody stores these
+
+    def _reader(self, sequence: Sequence, number: int, num_run: int) -> Callable[[GroupId, int], bytes]:
+        groups = {group.id: group for group in self.groups}
+        start = sequence.computed_len
+        stops = (*sequence.snapshots_within(num_run), start + num_run)
+
+        def read(group: GroupId, num_tokens: int) -> bytes:
+            if groups[group].is_state:
+                entry = stops.index(number * self._block_size + num_tokens) + bool(start)
+                state = sequence.tables[group][entry]
+                assert state is not None
+                return bytes(self._pool.read_block(group, state, self._block_size))
+            source = groups[group].source
+            block = sequence.tables[group if source is None else source][number]
+            assert block is not None
+            if source is None:
+                return bytes(self._pool.read_block(group, block, num_tokens))
+            return b"".join(_made_of(self._pool.layers[layer], block) for layer in groups[group].layers)
+
+        return read
+
+
+def _made_of(pool: LayerPool, block: BlockId) -> bytes:
+    """Return what the codec of a layer's derived group makes of one of its blocks."""
+    assert pool.derived is not None
+    keys, values = (part.new_zeros(1, *part.shape[1:]) for part in (pool.derived.keys, pool.derived.values))
+    made, at = replace(pool.derived, keys=keys, values=values), torch.tensor([block, 0], device=keys.device)
+    codec_of(made.spec).copy_blocks(made, pool, at[:1], at[1:])
+    return b"".join(part.cpu().view(torch.uint8).numpy().tobytes() for part in (keys, values))
+
+
 class Verifier:
     """Compares the stored blocks of one fingerprint with freshly computed ones.
 
     Args:
         recompute: what computes.
-        groups: of the model.
         block_store: the stored blocks; what disagrees is set aside in it.
 
     Raises:
@@ -59,7 +222,8 @@ class Verifier:
             names say, and none of them may be written under these. Or a model with states attends by itself.
     """
 
-    def __init__(self, recompute: Recompute, groups: Sequence[Group], block_store: OfflineBlockStore) -> None:
+    def __init__(self, recompute: Recompute, block_store: OfflineBlockStore) -> None:
+        groups = recompute.groups
         if any(group.spec.selection.has_hidden_blocks for group in groups):
             raise ConfigError(
                 "KV is verified in the format in which it is stored, and a view stores it exact; use "
@@ -75,7 +239,7 @@ class Verifier:
         self.findings = Findings()
         self._done: set[BlockKey] = set()
 
-    def check_path(self, path: Sequence[int], targets: Sequence[PathBlock]) -> Iterator[PathBlock]:
+    def check_path(self, path: abc.Sequence[int], targets: abc.Sequence[PathBlock]) -> Iterator[PathBlock]:
         """Compute a whole path from nothing, compare its stored blocks, and yield them one by one.
 
         Effect: stores what was computed under the native names, whether or not the stored blocks agree.
@@ -95,7 +259,9 @@ class Verifier:
                 yield target
         self._check_logits(path, max(ends), 0, _nothing, targets)
 
-    def check_block(self, path: Sequence[int], targets: Sequence[PathBlock], target: PathBlock) -> None:
+    def check_block(
+        self, path: abc.Sequence[int], targets: abc.Sequence[PathBlock], target: PathBlock
+    ) -> None:
         """Compute one block behind what is stored before it, and compare it."""
         end = self._end(target)
         past = self._stored_past(targets, target.number * self._size)
@@ -121,7 +287,7 @@ class Verifier:
         first = group.spec.first_visible(position) // self._size
         return range(first, group.num_blocks(position, self._size))
 
-    def _stored_past(self, targets: Sequence[PathBlock], end: int) -> ReadPast:
+    def _stored_past(self, targets: abc.Sequence[PathBlock], end: int) -> ReadPast:
         """Return a reader of what is stored of a path before `end`: the longest at each place, and the state
         that stands there.
         """
@@ -174,7 +340,7 @@ class Verifier:
             raise StorageError(_NO_ROOM)
 
     def _check_logits(
-        self, path: Sequence[int], end: int, start: int, past: ReadPast, targets: Sequence[PathBlock]
+        self, path: abc.Sequence[int], end: int, start: int, past: ReadPast, targets: abc.Sequence[PathBlock]
     ) -> None:
         """Compare logits at the end of a path's first `end` tokens with those that follow from what is
         stored of it; where layers keep states, those of the next token, which goes on from the stored ones.

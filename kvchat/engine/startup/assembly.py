@@ -43,16 +43,15 @@ from kvchat.engine.memory.rates import Rates
 from kvchat.engine.memory.reader import Reader
 from kvchat.engine.memory.saver import AsyncSaves, SaveTransport
 from kvchat.engine.memory.tier_mover import TierMover
-from kvchat.engine.models.latent import projections
 from kvchat.engine.models.linear.packed import pack_linears
 from kvchat.engine.models.linear.quantized import QuantizedLinear
 from kvchat.engine.models.load import LoadedModel, choose_device
 from kvchat.engine.models.probing.rotaries import layer_rotaries
-from kvchat.engine.models.weights_setting import WeightSource, check_weights
+from kvchat.engine.models.weights_setting import WeightSource, dtype_of
 from kvchat.engine.sampling.sampler import Sampler
 from kvchat.engine.sampling.speculative.ngram_proposer import NgramProposer
 from kvchat.engine.scheduling.scheduler import Drafter, NoDrafter
-from kvchat.engine.startup.gpu import Recording, recorded_bytes, short_steps, try_shadows, unrecorded
+from kvchat.engine.startup.gpu import limits_of, recorded_bytes, short_steps, try_shadows, unrecorded
 from kvchat.engine.startup.memory_profile import Lengths, activation_bytes, measured
 from kvchat.engine.startup.parts import EngineParts
 from kvchat.engine.startup.weights import Candidate, EngineWeights, fingerprint_of, load_candidate
@@ -102,7 +101,7 @@ def assemble(
         CapacityError: the cache does not fit.
     """
     device = next(candidate.loaded.module.parameters()).device
-    _pack(candidate)
+    log.info("%d linear layers are packed for this processor", pack_linears(candidate.loaded.module))
     served, groups = candidate.served, placed(candidate.served.groups, device)
     info = _info(candidate, config, device)
     lengths = _lengths(info, config)
@@ -117,7 +116,8 @@ def assemble(
     if store is not None:
         prefault(pool.first_runs(min(store.usage().num_bytes, MOST_BYTES)))
     places = host_places(groups, _host_bytes(config, groups, pool, memory), config.block_size)
-    host = _host_pool(places, groups, config.block_size, device)
+    sizes = {group.id: group.block_bytes(config.block_size) for group in groups}
+    host = HostPool(places, sizes, PinnedSlabs if device.type == "cuda" else MappedArena)
     capacity = measured(groups, num_blocks, lengths, activation, (host.num_bytes, memory.device_shadow_bytes))
     log.info("capacity: %s", capacity)
     persisted_rates = PersistedRates(config.cache_dir, _computing(digest, device))
@@ -128,9 +128,8 @@ def assemble(
     shadows = shadows_of(candidate.loaded, groups, memory.shadow_bytes)
     resources = Resources(layers=pool.layers, shadows=shadows)
     forward, unfused = _forward(candidate, pool, fusion)
-    short = short_steps(
-        forward, groups, pool, Recording(lengths.context_len, activation, config.cache_dir), report
-    )
+    limits = limits_of(groups, pool, lengths.context_len)
+    short = short_steps(forward, groups, limits, activation, config.cache_dir, report)
     return EngineParts(
         info=replace(
             info,
@@ -249,7 +248,7 @@ def check_settings(config: EngineConfig) -> None:
     view = parse_cache_format(config.cache_format).view
     if view is not None:
         require_steps(view, config.max_batch_tokens)
-    check_weights(config)
+    dtype_of(config)
     if config.block_size < 1:
         raise ConfigError(f"block_size must be at least 1, not {config.block_size}")
     if config.threads is not None and config.threads < 1:
@@ -316,23 +315,14 @@ def _activation_bytes(
     """Return what the largest step allocates, as measured now or by an earlier start, or by fused layers."""
     served, checks = candidate.served, candidate.checks
     name = name_of("activation", served.route, groups, lengths)
-    known = checks.find(name)
-    if type(known) is int and known > 0:
-        num_bytes = known
-    else:
+    num_bytes: int | None = checks.find(name)
+    if num_bytes is None:
         num_bytes = activation_bytes(candidate.loaded.module, served.make_pass, groups, lengths)
         checks.keep(name, num_bytes)
     if isinstance(fusion, str):
         return num_bytes
     dtypes = {TORCH_DTYPES[group.spec.dtype] for group in groups}
     return max(num_bytes, *(fusion.step_bytes(lengths.chunk_len, dtype) for dtype in dtypes))
-
-
-def _pack(candidate: Candidate) -> None:
-    """Lay the weights out as this processor multiplies them fastest."""
-    module = candidate.loaded.module
-    num_packed = pack_linears(module, projections(module))
-    log.info("%d linear layers are packed for this processor", num_packed)
 
 
 def _device_tier(
@@ -385,14 +375,6 @@ def _host_bytes(
     if pool.device.type == "cpu":
         return 0
     return min(available_bytes() // MEMORY_SHARE, HOST_SHARE * pool.num_bytes)
-
-
-def _host_pool(
-    places: Mapping[GroupId, int], groups: tuple[Group, ...], block_size: int, device: torch.device
-) -> HostPool:
-    """Return the host tier, where the device copies by itself if it does."""
-    sizes = {group.id: group.block_bytes(block_size) for group in groups}
-    return HostPool(places, sizes, PinnedSlabs if device.type == "cuda" else MappedArena)
 
 
 def _computing(digest: bytes, device: torch.device) -> Computing:

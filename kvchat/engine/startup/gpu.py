@@ -1,8 +1,6 @@
 """GPU start-up: kernel checks and recording of decode graphs."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -10,10 +8,9 @@ import torch
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.formats.spec import Group, Selection
 from kvchat.engine.forward.compile_choice import choose
-from kvchat.engine.forward.cuda_graphs import CudaGraphs, GraphReserve
 from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeGraphRunner, Limits
 from kvchat.engine.forward.layerwise_pass import LayerwisePass
-from kvchat.engine.forward.packed_pass import PackedPass
+from kvchat.engine.forward.model_pass import PackedPass
 from kvchat.engine.forward.runner import ForwardPass
 from kvchat.engine.kernels import quantized_attention
 from kvchat.engine.kernels.attention_shapes import KernelSizes, ShadowSizes
@@ -24,6 +21,9 @@ from kvchat.engine.kernels.triton_support import is_supported, takes_triton
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import DTYPES
 from kvchat.engine.startup.memory_profile import Lengths
+
+NUM_ROUNDS = 2
+"""Before a step is recorded: kernels are compiled, and libraries allocate what they keep."""
 
 Report = Callable[[str], None]
 
@@ -84,34 +84,59 @@ def recorded_bytes(
     return DecodeGraphRunner(forward, groups, limits, ComputesAnew()).recorded_bytes()
 
 
-@dataclass(frozen=True, slots=True)
-class Recording:
-    """Args:
-    context_len: longest sequence.
-    reserve_bytes: what the largest step allocates, which recorded ones must leave.
-    cache_dir: where it is remembered whether layers are compiled; None: they are not.
-    """
+class CudaGraphs:
+    """Records steps, all in one pool of memory."""
 
-    context_len: int
-    reserve_bytes: int
-    cache_dir: Path | None = None
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, step: Callable[[], None]) -> Callable[[], None]:
+        """Return what repeats the step.
+
+        Raises:
+            RuntimeError: the step waits for the device, which cannot be recorded.
+            torch.AcceleratorError: the device failed while it computed; nothing on it can be trusted.
+        """
+        stream = torch.cuda.Stream(self._device)
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
+            for _ in range(NUM_ROUNDS):
+                step()
+        torch.cuda.current_stream(self._device).wait_stream(stream)
+        torch.cuda.synchronize(self._device)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                step()
+        except torch.AcceleratorError as error:
+            # The same class tells of a wait and of a broken device; only the latter answers nothing any more.
+            torch.cuda.synchronize(self._device)
+            raise RuntimeError(f"a step waits for the device: {error}") from error
+        return graph.replay
 
 
 def short_steps(
-    forward: ForwardPass, groups: Sequence[Group], pool: DevicePool, recording: Recording, report: Report
+    forward: ForwardPass,
+    groups: Sequence[Group],
+    limits: Limits,
+    reserve_bytes: int,
+    cache_dir: Path | None,
+    report: Report,
 ) -> DecodeGraphRunner | None:
-    """Return recorded steps where a GPU can repeat this model's; None: nothing is recorded."""
+    """Return recorded steps where a GPU can repeat this model's; None: nothing is recorded.
+
+    Args:
+        reserve_bytes: what the largest step allocates, which recorded ones must leave.
+        cache_dir: where it is remembered whether layers are compiled; None: they are not.
+    """
     device = forward.device
     if device.type != "cuda" or debugs() or not can_record(forward, groups):
         return None
-    limits = limits_of(groups, pool, recording.context_len)
     steps = DecodeGraphRunner(forward, groups, limits, CudaGraphs(device))
-    cache_dir = recording.cache_dir
     if isinstance(forward, LayerwisePass) and cache_dir is not None:
-        report("timing a step, compiled and not (a minute or more, the first time only)")
-        report(choose(forward, forward.walk, steps.time_smallest, cache_dir).in_words())
-    reserve = GraphReserve(num_bytes=recording.reserve_bytes, free_bytes=partial(free_bytes, device))
-    seconds = steps.prepare(report, reserve)
+        choose(forward, steps.time_smallest, cache_dir, report)
+    seconds = steps.prepare(report, lambda: free_bytes(device) >= reserve_bytes)
     report(f"decode steps are recorded ({seconds:.0f} s)")
     return steps
 

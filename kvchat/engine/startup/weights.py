@@ -26,14 +26,13 @@ from kvchat.engine.kernels.threads import choose_threads
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.open_tier import open_store
 from kvchat.engine.memory.disk.store import DiskStore
-from kvchat.engine.models.checkpoints.lora_check import check_adapter
-from kvchat.engine.models.checkpoints.model_directory_check import ADAPTER_CONFIG, check_model
+from kvchat.engine.models.checkpoints.model_directory_check import ADAPTER_CONFIG, check_adapter, check_model
 from kvchat.engine.models.checkpoints.weight_digests import WeightDigests
-from kvchat.engine.models.fingerprint import Checkpoint, Storage, digest_of, fields_of, read_checkpoint
+from kvchat.engine.models.fingerprint import Checkpoint, Storage, digest_of, fields_of
 from kvchat.engine.models.known_fingerprints import remember
 from kvchat.engine.models.linear.packed import overwrite, tensors_of
 from kvchat.engine.models.load import LoadedModel
-from kvchat.engine.models.weights_setting import WeightForm, WeightSource, in_wanted_form
+from kvchat.engine.models.weights_setting import WeightSource, in_wanted_form
 from kvchat.engine.startup.gpu import try_gpu, try_sizes
 from kvchat.errors import ConfigError, ModelNotFound, ModelUnreadable, UnsupportedModel
 
@@ -78,9 +77,9 @@ def load_candidate(
         check_adapter(source.adapter_dir)
     digests = WeightDigests(config.cache_dir / DIGESTS_FILE if config.cache_dir else None)
     with in_wanted_form(source, config, digests, report) as form:
-        checkpoint = _read(form, digests)
+        checkpoint = form.checkpoint(digests)
         loaded = form.load(device)
-        if _read(form, digests) != checkpoint:
+        if form.checkpoint(digests) != checkpoint:
             raise ModelUnreadable(f"{source.model_dir} was changed while it was loaded. Try again.")
     digests.save()
     # Before the route is chosen, which is by what kernels compute.
@@ -110,10 +109,6 @@ def groups_in(served: ModelPlan, cache_format: str, block_size: int) -> tuple[Gr
             f"'{cache_format}'; use --cache-format exact"
         )
     return groups
-
-
-def _read(form: WeightForm, digests: WeightDigests) -> Checkpoint:
-    return read_checkpoint(form.source.model_dir, form.source.adapter_dir, digests)
 
 
 def fingerprint_of(candidate: Candidate, config: EngineConfig, pool: DevicePool) -> bytes:

@@ -11,7 +11,6 @@ from kvchat.engine.api.ids import BlockId, RequestId, SequenceId
 from kvchat.engine.cache.block_operations import TableChange
 from kvchat.engine.formats.format_table import metadata_builders
 from kvchat.engine.forward.activation_memory import peak_bytes
-from kvchat.engine.forward.cuda_graphs import GraphReserve
 from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeGraphRunner, Limits
 from kvchat.engine.forward.model_route import ModelPlan, choose_route
 from kvchat.engine.forward.runner import Runner
@@ -204,7 +203,7 @@ def test_recorded_steps_leave_what_other_steps_need(
     card = Card(1200, reserve_bytes, comes_back=comes_back)
     limits = Limits(block_size=BLOCK_SIZE, context_len=CONTEXT_LEN, num_slots={})
     steps = DecodeGraphRunner(sequences.forward, sequences.served.groups, limits, card, (1, 2, 8))
-    steps.prepare(reserve=GraphReserve(num_bytes=reserve_bytes, free_bytes=card.left))
+    steps.prepare(leaves_enough=lambda: card.left() >= reserve_bytes)
     kept = {size.num_rows for size in steps._steps}
     assert kept == (fitting if comes_back or 8 in fitting else set())
     assert not kept or card.left() >= reserve_bytes

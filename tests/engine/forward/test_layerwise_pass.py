@@ -1,6 +1,5 @@
 """A pass that walks through decoder layers by itself computes what the model does."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import pytest
 import torch
 
 from kvchat.engine.api.config import EngineConfig
-from kvchat.engine.forward.compile_choice import choose, fingerprint_of, known_choices
+from kvchat.engine.forward.compile_choice import choose, fingerprint_of
 from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeGraphRunner
 from kvchat.engine.forward.layerwise_check import walk_through, walking_pass
 from kvchat.engine.forward.layerwise_pass import LayerwisePass
@@ -138,12 +137,9 @@ def test_the_faster_way_is_chosen_once_and_remembered(
 
     def measure(name: str, seconds: tuple[float, float], compiled_logits: torch.Tensor) -> bool:
         times = iter(((seconds[0], logits), (seconds[1], compiled_logits)))
-        chosen = choose(forward, forward.walk, lambda: next(times), tmp_path / name, compile_by("eager"))
-        again = choose(forward, forward.walk, never, tmp_path / name, compile_by("eager"))
-        assert again == chosen
-        assert [*known_choices(tmp_path / name).values()] == [chosen]
-        assert (tmp_path / name / "compiled-layers.json").stat().st_mode & 0o777 == 0o600
-        return chosen.compiles
+        chosen = choose(forward, lambda: next(times), tmp_path / name, compile=compile_by("eager"))
+        assert choose(forward, never, tmp_path / name, compile=compile_by("eager")) == chosen
+        return chosen
 
     assert measure("faster", (0.010, 0.008), logits)
     assert not measure("hardly", (0.010, 0.0099), logits)
@@ -155,19 +151,14 @@ def test_the_faster_way_is_chosen_once_and_remembered(
 @pytest.mark.filterwarnings("ignore")
 def test_layers_that_cannot_be_compiled_are_computed_as_they_are(tiny: TinyModels, tmp_path: Path) -> None:
     forward, steps = steps_of(load(tiny("llama")))
+    told: list[str] = []
 
     def fails(between: Any) -> Any:
         raise RuntimeError("no compiler")
 
-    choice = choose(forward, forward.walk, steps.time_smallest, tmp_path, fails)
-    assert not choice.compiles
-    assert "compiling failed" in choice.in_words()
+    assert not choose(forward, steps.time_smallest, tmp_path, told.append, fails)
+    assert told[-1] == "compiling failed"
     assert steps.time_smallest()[0] > 0
-    (tmp_path / "compiled-layers.json").write_text('{"a": {"model": 1}}')
-    assert known_choices(tmp_path) == {}
-    words = {"model": "m", "device": "cpu", "plain_s": "a", "compiled_s": "b", "compile_s": "c"}
-    (tmp_path / "compiled-layers.json").write_text(json.dumps({"a": words}))
-    assert known_choices(tmp_path) == {}
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -178,22 +169,18 @@ def test_a_remembered_choice_that_fails_is_not_made_again(
     forward, steps = steps_of(load(tiny("llama")))
     _, wanted = steps.time_smallest()
     times = iter(((0.010, wanted), (0.001, wanted)))
-    assert choose(forward, forward.walk, lambda: next(times), tmp_path, compile_by("eager")).compiles
+    assert choose(forward, lambda: next(times), tmp_path, compile=compile_by("eager"))
 
     def fails(between: Any) -> Any:
         def compiled(*_: Any) -> Any:
-            raise RuntimeError("ptxas was\n not found")
+            raise RuntimeError("ptxas was not found")
 
         return compiled
 
-    assert choose(forward, forward.walk, steps.time_smallest, tmp_path, fails).compiles
+    assert choose(forward, steps.time_smallest, tmp_path, compile=fails)
     assert torch.equal(steps.time_smallest()[1], wanted)
-    assert caplog.text.count("not compiled any more") == 1
-    (failed,) = known_choices(tmp_path).values()
-    assert "since it failed (RuntimeError: ptxas was not found)" in failed.in_words()
-    assert "compiled-layers.json" in failed.in_words()
-    again = choose(forward, forward.walk, steps.time_smallest, tmp_path, fails)
-    assert (again, again.compiles) == (failed, False)
+    assert "not compiled any more, which may be slower: ptxas was not found" in caplog.text
+    assert not choose(forward, steps.time_smallest, tmp_path, compile=fails)
     assert torch.equal(steps.time_smallest()[1], wanted)
     assert caplog.text.count("not compiled any more") == 1
 

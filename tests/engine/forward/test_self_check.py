@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvchat.engine.forward.model_pass import PackedPass
 from kvchat.engine.forward.model_route import ModelPlan, choose_route
-from kvchat.engine.forward.packed_pass import PackedPass
 from kvchat.engine.forward.runner import InputBatch
 from kvchat.engine.forward.self_check import require_own_logits
 from kvchat.engine.memory.device_pool import DevicePool

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from kvchat.engine.api.recall import Item, Question
-from kvchat.engine.quality.gauge import EXACT, MOST_ROWS, Text, predict
-from kvchat.engine.quality.loss import token_losses
+from kvchat.engine.quality.gauge import EXACT, MOST_ROWS, Text, predict, token_losses
 from kvchat.engine.quality.recall import examine
 from kvchat.errors import ConfigError, ContextOverflow, UsageError
 from tests.engine.conftest import OpenEngine, TinyModels

@@ -14,8 +14,7 @@ from kvchat.engine.api.ids import BlockKey, GroupId, root_key
 from kvchat.engine.memory.disk.cache_admin import CacheAdmin, IsReferenced
 from kvchat.engine.memory.disk.offline_block_store import OfflineBlockStore
 from kvchat.engine.memory.disk.store import DiskStore
-from kvchat.engine.quality.convert import RUN_LEN, Converter, load_exact
-from kvchat.engine.quality.session_conversion import Conversion
+from kvchat.engine.quality.convert import RUN_LEN, Conversion, Converter, load_exact
 from kvchat.errors import CacheError, StorageError
 from kvchat.session.kv.block_references import blocks_on
 from tests.engine.conftest import OpenEngine, TinyModels

@@ -18,8 +18,7 @@ from kvchat.engine.kernels.latent_record.reference import pack
 from kvchat.engine.memory.disk.block_file import Region
 from kvchat.engine.memory.disk.offline_block_store import NewBlock, OfflineBlockStore
 from kvchat.engine.memory.disk.store import DiskStore
-from kvchat.engine.quality.recompute import Recompute
-from kvchat.engine.quality.verify import Verifier, deviation, tolerance
+from kvchat.engine.quality.verify import Recompute, Verifier, deviation, tolerance
 from kvchat.engine.startup.assembly import build_parts
 from kvchat.engine.startup.parts import EngineParts
 from kvchat.errors import ConfigError
@@ -134,7 +133,7 @@ def test_nothing_is_verified_over_a_view(view: str, tiny: TinyModels, tmp_path: 
         closing(OfflineBlockStore(store_of(parts, tmp_path))) as block_store,
         pytest.raises(ConfigError, match="--cache-format exact"),
     ):
-        Verifier(Recompute(parts, chunk_len=64), parts.manager.groups, block_store)
+        Verifier(Recompute(parts, chunk_len=64), block_store)
 
 
 def test_a_state_is_held_to_what_its_tokens_lead_to(tmp_path: Path) -> None:
@@ -153,7 +152,7 @@ def test_a_state_is_held_to_what_its_tokens_lead_to(tmp_path: Path) -> None:
         targets = list(blocks_on(block_store, path, root, root))
         ends = [16 * one.number + len(one.token_ids) for one in targets if state in one.groups]
         assert ends[-1] == len(path) - 1, "behind all that was read"
-        right = Verifier(Recompute(parts, chunk_len=32), parts.manager.groups, block_store)
+        right = Verifier(Recompute(parts, chunk_len=32), block_store)
         assert len(list(right.check_path(path, targets))) == len(targets)
         assert (right.findings.different, right.findings.num_logits, right.findings.wrong_logits) == (
             [],
@@ -167,6 +166,6 @@ def test_a_state_is_held_to_what_its_tokens_lead_to(tmp_path: Path) -> None:
         numbers = torch.frombuffer(bytearray(payload), dtype=torch.float32)
         store.remove(last.key, state)
         block_store.write([NewBlock(state, last.parent, last.token_ids, (-numbers).numpy().tobytes())])
-        forged = Verifier(Recompute(parts, chunk_len=32), parts.manager.groups, block_store)
+        forged = Verifier(Recompute(parts, chunk_len=32), block_store)
         forged.check_block(path, targets, last)
         assert forged.findings.different == [last.key]

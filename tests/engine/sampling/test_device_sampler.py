@@ -7,8 +7,7 @@ import torch
 
 from kvchat.engine.api.ids import RequestId
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.engine.sampling.device_sampler import draw
-from kvchat.engine.sampling.sampler import Sampler, SamplingRow, choices, distribution
+from kvchat.engine.sampling.sampler import Sampler, SamplingRow, choices, distribution, draw
 
 pytestmark = pytest.mark.cpu
 

@@ -13,8 +13,7 @@ from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.engine import Engine
 from kvchat.engine.results import Result
-from kvchat.engine.sampling.device_sampler import Drawn
-from kvchat.engine.sampling.sampler import Sampler, SamplingRow
+from kvchat.engine.sampling.sampler import Drawn, Sampler, SamplingRow
 from kvchat.engine.sampling.speculative.ngram_proposer import NgramProposer
 from tests.engine.conftest import TinyModels
 from tests.engine.conversations import BEAMS, GREEDY, SEVERAL, Life, live

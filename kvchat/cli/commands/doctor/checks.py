@@ -26,7 +26,6 @@ from kvchat.engine.models.locate import STARTER
 from kvchat.engine.tiering.persisted_rates import last_moves
 from kvchat.errors import KvchatError, StorageError
 from kvchat.platform.key_file import key_path
-from kvchat.platform.paths import Paths
 from kvchat.session.database.backups import damaged_copies
 from kvchat.text.figures import bytes_text, count_text, plural
 
@@ -135,7 +134,7 @@ def _finding(
 
 def all_checks(settings: Settings, *, load_model: bool) -> Iterator[CheckResult]:
     yield _versions()
-    yield from _machine(settings.paths)
+    yield from _machine()
     for name, directory in (
         ("data", settings.paths.data_dir),
         ("cache", settings.paths.cache_dir),
@@ -167,25 +166,7 @@ def _versions() -> CheckResult:
     )
 
 
-def _compiled(paths: Paths) -> Iterator[CheckResult]:
-    """Yield what is known of layers that are compiled for a GPU, and what finding it out has cost."""
-    from kvchat.engine.forward.compile_choice import known_choices
-
-    choices = [*known_choices(paths.cache_dir).values()]
-    if choices:
-        yield CheckResult(
-            name="compiled layers",
-            lines=tuple(choice.in_words() for choice in choices),
-            values={"compiled_layers": [_without_nothing(asdict(choice)) for choice in choices]},
-        )
-
-
-def _without_nothing(values: dict[str, object]) -> dict[str, object]:
-    """Return the values without a problem that there is not."""
-    return {name: value for name, value in values.items() if name != "problem" or value}
-
-
-def _machine(paths: Paths) -> Iterator[CheckResult]:
+def _machine() -> Iterator[CheckResult]:
     from kvchat.engine.kernels.machine_report import this_machine
 
     machine = this_machine()
@@ -207,7 +188,6 @@ def _machine(paths: Paths) -> Iterator[CheckResult]:
         advice=machine.gpu_advice,
         values={"kernels": machine.gpu},
     )
-    yield from _compiled(paths)
     for device in machine.devices:
         of = "" if device.total_bytes is None else f" of {bytes_text(device.total_bytes)}"
         has_room = device.free_bytes >= _LITTLE_BYTES

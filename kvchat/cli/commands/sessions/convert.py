@@ -29,8 +29,7 @@ from kvchat.session.tree import Session, Turn, answer_positions, path_token_ids
 from kvchat.text.figures import bytes_text, plural
 
 if TYPE_CHECKING:
-    from kvchat.engine.quality.convert import Converter
-    from kvchat.engine.quality.session_conversion import Converted
+    from kvchat.engine.quality.convert import Converted, Converter
     from kvchat.engine.startup.weights import Candidate
 
 
@@ -112,13 +111,7 @@ def _measured(
     ids, positions = path_token_ids(turns), answer_positions(turns)
     if not ids or not positions or options.no_gauge:
         return None
-    config = work.settings.engine
-    gauge = Gauge(
-        candidate.loaded,
-        candidate.served,
-        block_size=config.block_size,
-        chunk_len=config.max_batch_tokens,
-    )
+    gauge = Gauge(candidate, work.settings.engine)
     text = Text(ids, positions[-options.last :])
     return gauge.measure(text, [wanted], is_converted=True, report=status.show)
 
@@ -129,7 +122,7 @@ def _written(work: _Work, converter: "Converter", origin: Origin, status: Status
     The session changes hands in one step of its database, after everything is written: a conversion that
     fails or is cut off leaves it as it was.
     """
-    from kvchat.engine.quality.session_conversion import Conversion
+    from kvchat.engine.quality.convert import Conversion
 
     exact, target = converter.exact, converter.target
     roots = (

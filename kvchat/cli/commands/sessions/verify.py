@@ -195,8 +195,7 @@ def _verifier(
     location = located(settings, model)
     status.show(f"loading {model} …")
     from kvchat.engine.engine import Engine
-    from kvchat.engine.quality.recompute import Recompute
-    from kvchat.engine.quality.verify import Verifier
+    from kvchat.engine.quality.verify import Recompute, Verifier
     from kvchat.engine.startup.assembly import build_parts
 
     config = replace(settings.engine, cache_dir=None, host_bytes=0, cache_format=stored_as)
@@ -208,7 +207,7 @@ def _verifier(
     ):
         status.clear()
         yield (
-            Verifier(Recompute(parts, config.max_batch_tokens), parts.manager.groups, block_store),
+            Verifier(Recompute(parts, config.max_batch_tokens), block_store),
             block_store,
             fingerprint,
         )

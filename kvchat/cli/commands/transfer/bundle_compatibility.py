@@ -7,11 +7,11 @@ from typing import Any
 
 from kvchat.app.config import Settings
 from kvchat.app.model_location import located
+from kvchat.engine.models.checkpoints.model_directory_check import stored_dtype
 from kvchat.engine.models.checkpoints.prepared import PREPARED_DIR, PreparedCheckpoints, find_prepared
 from kvchat.engine.models.checkpoints.weight_digests import WeightDigests
 from kvchat.engine.models.known_fingerprints import differing, is_identity, layouts_of
 from kvchat.engine.models.locate import ModelLocation, installed_model, lasting_name
-from kvchat.engine.models.stored_dtype import stored_dtype
 from kvchat.errors import BundleError, ModelError
 from kvchat.session.bundle.manifest import BundleModel, Manifest
 

@@ -54,9 +54,9 @@ def _key(path: Path, digest: str) -> str:
 
 def _make(path: Path, directory: Path, make_room: MakeRoom) -> None:
     from kvchat.engine.models.checkpoints.gguf_file import open_gguf
-    from kvchat.engine.models.checkpoints.gguf_to_hf import write_checkpoint
+    from kvchat.engine.models.checkpoints.gguf_to_hf import write_converted
 
-    write_checkpoint(open_gguf(path), directory, _report, make_room)
+    write_converted(open_gguf(path), directory, _report, make_room)
     if sys.stderr.isatty():
         print(end="\r\x1b[K", file=sys.stderr)
 

@@ -3,7 +3,6 @@
 What config and tokenizer are is read by transformers. The file is only ever parsed, and nothing in it is run.
 """
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import numpy as np
 import torch
 import transformers
 from gguf import ReaderTensor
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from kvchat.engine.kernels.quantized_linear import Coding, QuantizedWeight
@@ -20,8 +18,8 @@ from kvchat.engine.models.checkpoints.gguf_config import RECURRENT, read_config
 from kvchat.engine.models.checkpoints.gguf_file import INSTEAD, GgufFile, expanded, shape
 from kvchat.engine.models.checkpoints.gguf_layout import Layout, Source
 from kvchat.engine.models.checkpoints.gguf_repack import FORMATS, moves_groups, quantized
-from kvchat.engine.models.checkpoints.prepared import WEIGHTS_FILE, MakeRoom
-from kvchat.engine.models.checkpoints.transformers_quantizer import describe
+from kvchat.engine.models.checkpoints.prepared import MakeRoom
+from kvchat.engine.models.checkpoints.quantize import write_checkpoint
 from kvchat.engine.models.linear.quantized import output_name
 from kvchat.engine.models.load import BUILD_LOCK
 from kvchat.errors import ModelUnreadable
@@ -36,7 +34,7 @@ _TOKENIZER_SHARE = 4
 """What a tokenizer takes as a file of its own, per byte of the head of a GGUF file that has it."""
 
 
-def write_checkpoint(
+def write_converted(
     file: GgufFile, directory: Path, report: Report, make_room: MakeRoom = lambda _: None
 ) -> None:
     """Write config, tokenizer and weights of a GGUF file into a directory.
@@ -61,13 +59,10 @@ def write_checkpoint(
         else:
             tensors[name] = tensor if name.endswith(_IN_FLOAT32) else tensor.to(config.dtype)
     make_room(sum(tensor.nbytes for tensor in tensors.values()) + _tokenizer_bytes(file))
-    save_file(tensors, directory / WEIGHTS_FILE, {"format": "pt"})
     written = config.to_dict() | {"architectures": [type(module).__name__]}
     if output_name(module) in codings:
         written["tie_word_embeddings"] = False
-    if codings:
-        written["quantization_config"] = describe(codings)
-    (directory / "config.json").write_text(json.dumps(written, indent=1), encoding="utf-8")
+    write_checkpoint(directory, tensors, written, codings)
     _write_tokenizer(file, directory)
 
 

@@ -1,4 +1,7 @@
-"""Required files of a model directory. Reads headers only, and no pickles."""
+"""Required files of the directories of models and of adapters. Reads headers only, and no pickles.
+
+An adapter is a LoRA as peft saves one: adapter_config.json and adapter_model.safetensors.
+"""
 
 import json
 import os
@@ -8,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from kvchat.errors import ModelUnreadable, UnsupportedModel
+from kvchat.errors import ModelNotFound, ModelUnreadable, UnsupportedModel
 
 MAX_HEADER_BYTES = 100_000_000
 """The limit of the safetensors format itself."""
@@ -18,6 +21,14 @@ INDEX_FILE = "model.safetensors.index.json"
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
+_UNMERGEABLE = {
+    "alora_invocation_tokens": "works only behind certain tokens",
+    "arrow_config": "chooses among several adapters",
+    "layer_replication": "repeats layers of its model",
+    "megatron_config": "needs another library's layers",
+}
+"""Settings of a LoRA that make it more than other weights of the same model."""
 
 
 def check_model(model_dir: Path) -> None:
@@ -111,8 +122,9 @@ def _what_is_there_instead(model_dir: Path) -> str:
     return f"{model_dir} has no weights ({_SINGLE}, or {INDEX_FILE}). Use another, or `-m starter`."
 
 
-def check_safetensors(path: Path) -> None:
-    """Compare the file's length with what its header announces; the weights themselves are not read.
+def check_safetensors(path: Path) -> dict[str, Any]:
+    """Compare the file's length with what its header announces, and return what this says of each tensor; the
+    weights themselves are not read.
 
     Raises: ModelUnreadable: it is cut short, or no such file at all.
     """
@@ -122,8 +134,9 @@ def check_safetensors(path: Path) -> None:
             header_bytes = struct.unpack("<Q", file.read(8))[0]
             if header_bytes > min(MAX_HEADER_BYTES, num_bytes - 8):
                 raise ValueError("its header is cut short")
-            entries = json.loads(file.read(header_bytes))
-        ends = [entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__"]
+            entries: dict[str, Any] = json.loads(file.read(header_bytes))
+        entries.pop("__metadata__", None)
+        ends = [entry["data_offsets"][1] for entry in entries.values()]
         if 8 + header_bytes + max(ends) != num_bytes:
             raise ValueError(f"it has {num_bytes} bytes and should have {8 + header_bytes + max(ends)}")
     except (
@@ -138,6 +151,24 @@ def check_safetensors(path: Path) -> None:
         raise ModelUnreadable(
             f"{path} is not a whole safetensors file: {error}. Fetch the model again, or use `-m starter`."
         ) from error
+    return entries
+
+
+def stored_dtype(model_dir: Path, wanted: str) -> str:
+    """Return the type that `wanted` means for a model: itself, or for `auto` what the checkpoint says.
+
+    Raises: ModelUnreadable: config or weights are missing or damaged.
+    """
+    if wanted != "auto":
+        return wanted
+    config = read_config(model_dir)
+    text = config.get("text_config")
+    for place in (config, text if isinstance(text, dict) else {}):
+        for name in ("dtype", "torch_dtype"):
+            if isinstance(place.get(name), str):
+                return str(place[name]).removeprefix("torch.")
+    found = (entry.get("dtype") for entry in check_safetensors(weight_files(model_dir)[0]).values())
+    return next((_DTYPES[dtype] for dtype in found if dtype in _DTYPES), "float32")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -165,3 +196,43 @@ def _is_known(model_type: str) -> bool:
     names = ("auto_mappings.py", "configuration_auto.py")
     texts = (lists.joinpath(name) for name in names)
     return any(f'("{model_type}", ' in path.read_text(encoding="utf-8") for path in texts if path.is_file())
+
+
+def check_adapter(adapter_dir: Path) -> None:
+    """Refuse a directory that is no LoRA in safetensors, before torch is loaded.
+
+    Raises:
+        ModelNotFound: there is no such directory.
+        ModelUnreadable: a file is missing, damaged, or a pickle.
+        UnsupportedModel: an adapter of another kind, or peft is not installed.
+    """
+    if not adapter_dir.is_dir():
+        raise ModelNotFound(f"There is no adapter directory {adapter_dir}. Give the one that peft has saved.")
+    config = read_json(adapter_dir / ADAPTER_CONFIG)
+    kind = config.get("peft_type")
+    if kind != "LORA":
+        raise UnsupportedModel(f"{adapter_dir} is an adapter of type {kind!r}; kvchat takes LORA alone.")
+    for name, what in _UNMERGEABLE.items():
+        if config.get(name) is not None:
+            raise UnsupportedModel(f"{adapter_dir} {what} ({name}), so it cannot be merged into the weights.")
+    check_safetensors(adapter_weights(adapter_dir))
+    if find_spec("peft") is None:
+        raise UnsupportedModel(
+            f"{adapter_dir} is a LoRA adapter, which peft reads. Install it with: pip install 'kvchat[lora]'"
+        )
+
+
+def adapter_weights(adapter_dir: Path) -> Path:
+    """Return the file that holds an adapter's weights.
+
+    Raises: ModelUnreadable: there is none, or only a pickle.
+    """
+    path = adapter_dir / ADAPTER_WEIGHTS
+    if path.is_file():
+        return path
+    if found := pickles(adapter_dir):
+        raise ModelUnreadable(
+            f"{adapter_dir} has its weights only as {found[0]}: a pickle can run any code, so kvchat never "
+            "opens one. Save the adapter again with safe_serialization=True."
+        )
+    raise ModelUnreadable(f"{adapter_dir} has no {ADAPTER_WEIGHTS}. Save the adapter again with peft.")

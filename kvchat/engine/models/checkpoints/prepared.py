@@ -96,7 +96,7 @@ class PreparedCheckpoints:
             (beginning / _MADE_FILE).write_text(json.dumps(made), encoding="utf-8")
             for file in beginning.iterdir():
                 file.chmod(0o600)
-                _sync_file(file)
+                sync(file)
             sync(beginning)
             beginning.rename(path)
             sync(self._directory)
@@ -168,14 +168,6 @@ def _num_bytes(path: Path) -> int:
     with suppress(OSError):
         return sum(file.stat().st_size for file in path.iterdir())
     return 0
-
-
-def _sync_file(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def find_prepared(

@@ -1,114 +1,84 @@
-"""Quantize a model's weights once and keep them: from a plain checkpoint to a prepared one."""
+"""Checkpoints with quantized weights: made once from plain ones, and read by transformers.
+
+Such a directory looks like any other: config.json says under `quantization_config` which layers are
+quantized and how, and the weight file holds their codes and scales. transformers asks the class registered
+here to put the right layers in place before it fills them.
+"""
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from kvchat.engine.kernels.quantized_linear import Coding
 from kvchat.engine.models.checkpoints.model_directory_check import read_config
 from kvchat.engine.models.checkpoints.prepared import (
     QUANTIZED,
+    VERSION,
     WEIGHTS_FILE,
     MakeRoom,
-    PreparedCheckpoints,
     copy_if_there,
-    key_of,
 )
-from kvchat.engine.models.checkpoints.transformers_quantizer import describe
-from kvchat.engine.models.fingerprint import Checkpoint
-from kvchat.engine.models.latent import projections
-from kvchat.engine.models.linear.quantized import output_name, quantize_linears
-from kvchat.engine.models.load import LoadedModel
-from kvchat.errors import ConfigError, ModelUnreadable, UnsupportedModel
+from kvchat.engine.models.linear.quantized import empty_linear, output_name, quantize_linears, replace
+from kvchat.errors import ModelUnreadable, UnsupportedModel
+
+METHOD = "kvchat"
 
 Report = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """What is made from which checkpoint.
+def write_quantized(
+    module: Any, model_dir: Path, directory: Path, weights: str, report: Report, make_room: MakeRoom
+) -> None:
+    """Quantize a plain model, and write it so that transformers loads it like any other.
 
     Args:
-        load: loads the plain model, with its weights mapped.
+        module: as loaded from `model_dir`; worthless afterwards.
         weights: a name of QUANTIZED.
-        dtype: of everything that is not quantized; auto: as the checkpoint says.
-        make_room: called before it is written.
-    """
-
-    model_dir: Path
-    checkpoint: Checkpoint
-    load: Callable[[], LoadedModel]
-    weights: str
-    dtype: str
-    make_room: MakeRoom
-
-
-def quantized_dir(recipe: Recipe, kept: PreparedCheckpoints, report: Report) -> Path:
-    """Return the directory of the quantized checkpoint, made now if it is not there.
-
-    Args:
         report: is told in words how far it is.
+        make_room: called before it is written.
 
     Raises:
-        ConfigError: the checkpoint is quantized already.
-        ModelError: it cannot be loaded, has weights that are not finite, or none that can be quantized.
-        StorageError: the result cannot be written.
+        ModelError: it has weights that are not finite, or none that can be quantized.
     """
-    config = read_config(recipe.model_dir)
-    if "quantization_config" in config:
-        raise ConfigError(f"{recipe.model_dir} is quantized already. Use it with --weights auto.")
-    key = key_of(recipe.checkpoint, recipe.weights, recipe.dtype)
-    return kept.get(key, lambda directory: _make(directory, recipe, config, report))
-
-
-def _make(directory: Path, recipe: Recipe, config: dict[str, Any], report: Report) -> None:
-    module = recipe.load().module
-    codings = _quantize(module, recipe, report)
-    if not codings:
-        raise UnsupportedModel(
-            f"{recipe.model_dir} has no linear layers that can be quantized. Use --weights auto."
-        )
-    recipe.make_room(sum(tensor.nbytes for tensor in _tensors(module).values()))
-    report(f"writing {recipe.weights} weights")
-    config = config | {"dtype": str(module.dtype).removeprefix("torch.")}
-    write_checkpoint(directory, module, config, codings)
-    copy_if_there(recipe.model_dir, directory, "generation_config.json")
-
-
-def _quantize(module: Any, recipe: Recipe, report: Report) -> dict[str, Coding]:
     num_layers = sum(type(layer) is nn.Linear for layer in module.modules())
     codings: dict[str, Coding] = {}
     try:
         with torch.inference_mode():
-            for name, coding in quantize_linears(module, QUANTIZED[recipe.weights], projections(module)):
+            for name, coding in quantize_linears(module, QUANTIZED[weights]):
                 codings[name] = coding
-                share = len(codings) / num_layers
-                report(f"preparing {recipe.weights} weights, {share:.0%}; only this once")
+                report(f"preparing {weights} weights, {len(codings) / num_layers:.0%}; only this once")
     except ValueError as error:
-        raise ModelUnreadable(f"{recipe.model_dir} cannot be quantized: {error}.") from error
-    return codings
+        raise ModelUnreadable(f"{model_dir} cannot be quantized: {error}.") from error
+    if not codings:
+        raise UnsupportedModel(f"{model_dir} has no linear layers that can be quantized. Use --weights auto.")
+    tensors = _tensors(module)
+    make_room(sum(tensor.nbytes for tensor in tensors.values()))
+    report(f"writing {weights} weights")
+    config = read_config(model_dir) | {"dtype": str(module.dtype).removeprefix("torch.")}
+    if output_name(module) in codings:
+        _untie(config)
+    write_checkpoint(directory, tensors, config, codings)
+    copy_if_there(model_dir, directory, "generation_config.json")
 
 
 def write_checkpoint(
-    directory: Path, module: nn.Module, config: Mapping[str, Any], codings: Mapping[str, Coding]
+    directory: Path, tensors: dict[str, Tensor], config: Mapping[str, Any], codings: Mapping[str, Coding]
 ) -> None:
-    """Write a model with quantized layers so that transformers loads it like any other.
+    """Write weights and config.json of a model.
 
     Args:
-        config: config.json of the plain model.
-        codings: what was quantized, by the name of the layer.
+        codings: what is quantized, by the name of the layer; nothing may be.
     """
-    written = dict(config) | {"quantization_config": describe(codings)}
-    if output_name(module) in codings:
-        _untie(written)
+    save_file(tensors, directory / WEIGHTS_FILE, {"format": "pt"})
+    written = dict(config) | ({"quantization_config": describe(codings)} if codings else {})
     (directory / "config.json").write_text(json.dumps(written, indent=1), encoding="utf-8")
-    save_file(_tensors(module), directory / WEIGHTS_FILE, {"format": "pt"})
 
 
 def _untie(config: dict[str, Any]) -> None:
@@ -130,3 +100,53 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
         seen.add(place)
         tensors[name] = tensor.contiguous()
     return tensors
+
+
+def describe(codings: Mapping[str, Coding]) -> dict[str, Any]:
+    """Return the `quantization_config` of a checkpoint with these layers quantized."""
+    layers = {name: [coding.bits, coding.group, coding.has_minima] for name, coding in codings.items()}
+    return {"quant_method": METHOD, "version": VERSION, "layers": layers}
+
+
+@register_quantization_config(METHOD)
+class QuantizedLayers(QuantizationConfigMixin):
+    """What `describe` returned.
+
+    Raises: ValueError: it was written by another version, or names no codings.
+    """
+
+    def __init__(self, layers: Mapping[str, Any], version: int = VERSION, **others: object) -> None:
+        if version != VERSION:
+            raise ValueError(f"its quantized weights are of version {version}, this is version {VERSION}")
+        self.quant_method = METHOD
+        self.version = version
+        self.layers = dict(layers)
+
+    @property
+    def codings(self) -> dict[str, Coding]:
+        return {
+            name: Coding(bits=bits, group=group, has_minima=has_minima)
+            for name, (bits, group, has_minima) in self.layers.items()
+        }
+
+
+@register_quantizer(METHOD)
+class Quantizer(HfQuantizer):
+    """Puts quantized layers in place of plain ones before weights are read."""
+
+    requires_calibration = False
+    quantization_config: QuantizedLayers
+
+    def _process_model_before_weight_loading(self, model: nn.Module, **others: object) -> None:
+        for name, coding in self.quantization_config.codings.items():
+            layer = model.get_submodule(name)
+            if not isinstance(layer, nn.Linear) or layer.in_features % coding.group:
+                raise ValueError(f"its config.json says that {name} is quantized, which it cannot be")
+            replace(model, name, empty_linear(layer, coding))
+
+    def is_serializable(self, **others: object) -> bool:
+        return False
+
+    @property
+    def is_trainable(self) -> bool:
+        return False

@@ -1,17 +1,20 @@
-"""A model's linear layers with their weights in the order in which the processor reads them.
+"""A model's linear layers as the processor multiplies them fastest.
 
-The numbers are the same, and a model computes the same with them but for the order of sums. Packed weights
-take the place of plain ones, except where an embedding shares them: it keeps its own.
+Weights lie in the order in which they are read: packed, or in bfloat16 with inputs in pairs where the
+processor multiplies numbers of 32 bits. The numbers are the same, and a model computes the same with them but
+for the order of sums. Such weights take the place of plain ones, except where an embedding shares them: it
+keeps its own.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
+import torch
 from torch import Tensor, nn
 
-from kvchat.engine.kernels.linear import can_pack, linear, native, pack
-from kvchat.engine.kernels.linear.widened_layout import InterleavedWeight
-from kvchat.engine.models.linear.widened import WidenedLinear, is_better_widened
-from kvchat.engine.models.linear.widened_interleaved import InterleavedLinear, is_better_paired
+from kvchat.engine.kernels.cpu_dtypes import is_emulated
+from kvchat.engine.kernels.linear import can_pack, linear, native, pack, widened
+from kvchat.engine.kernels.linear.widened_layout import BLOCK, InterleavedWeight
+from kvchat.engine.models.latent import projections
 
 
 class PackedLinear(nn.Module):
@@ -30,16 +33,66 @@ class PackedLinear(nn.Module):
         return linear(x, self.weight, self.bias)
 
 
-def pack_linears(model: nn.Module, spared: Collection[nn.Module] = ()) -> int:
+class WidenedLinear(nn.Module):
+    """Stands in for `nn.Linear` of 16 bits, shares its parameters, and multiplies numbers of 32."""
+
+    weight: Tensor
+
+    def __init__(self, plain: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = plain.in_features, plain.out_features
+        self.weight, self.bias = plain.weight, plain.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., T, K] → [..., T, N]."""
+        return widened.linear(x, self.weight, self.bias)
+
+
+class InterleavedLinear(nn.Module):
+    """Stands in for `nn.Linear`. `pairs` [N / 48, K / 2, 48, 2] holds the numbers of its weight."""
+
+    pairs: Tensor
+
+    def __init__(self, plain: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = plain.in_features, plain.out_features
+        self.register_buffer("pairs", native.pair(plain.weight.detach()).numbers)
+        self.bias = plain.bias
+
+    @property
+    def paired(self) -> InterleavedWeight:
+        return InterleavedWeight(numbers=self.pairs, shape=torch.Size((self.out_features, self.in_features)))
+
+    @property
+    def weight(self) -> Tensor:
+        """[N, K], made anew each time, for models that multiply by it themselves."""
+        return self.paired.to_dense()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., T, K] → [..., T, N]."""
+        rows = x.reshape(-1, x.shape[-1]).float()
+        return native.linear(rows, self.paired, self.bias, x.dtype).view(*x.shape[:-1], self.out_features)
+
+
+def is_better_widened(weight: Tensor) -> bool:
+    """Whether this processor computes the products of a weight faster in float32. Pure."""
+    return weight.device.type == "cpu" and is_emulated(weight.dtype)
+
+
+def is_better_paired(weight: Tensor) -> bool:
+    """Whether this processor computes the products of a weight fastest from pairs of its inputs. Pure."""
+    is_large = weight.dim() == 2 and len(weight) >= BLOCK
+    return is_large and weight.dtype == torch.bfloat16 and native.takes(weight) and is_emulated(weight.dtype)
+
+
+def pack_linears(model: nn.Module) -> int:
     """Replace every plain linear layer whose weight can be packed, one at a time, and return how many.
 
     Where the processor multiplies no numbers of 16 bits, layers of them are replaced by paired ones, or
-    by widened ones, which share their weight with an embedding or have no native kernel.
-
-    Args:
-        spared: layers whose weights others read.
+    by widened ones, which share their weight with an embedding or have no native kernel. Those whose weights
+    latent attention reads stay.
     """
-    num_packed = 0
+    num_packed, spared = 0, projections(model)
     embedded = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
     # A list with the layers in it would keep the plain weights of all of them to the end.
     for parent in [module for module in model.modules() if type(module) is not nn.Linear]:

@@ -1,12 +1,13 @@
 """A model's linear layers with quantized weights."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from kvchat.engine.kernels.quantized_linear import Coding, QuantizedWeight, linear, quantize
+from kvchat.engine.models.latent import projections
 
 LEAST_SIDE = 64
 """Layers with fewer inputs or outputs, such as routers between experts, weigh little and decide much."""
@@ -39,19 +40,15 @@ class QuantizedLinear(nn.Module):
         return linear(x, self.quantized, self.bias)
 
 
-def quantize_linears(
-    model: nn.Module, bits: int, spared: Collection[nn.Module] = ()
-) -> Iterator[tuple[str, Coding]]:
+def quantize_linears(model: nn.Module, bits: int) -> Iterator[tuple[str, Coding]]:
     """Replace every large linear layer by one with quantized weights; yield the name and coding of each.
 
-    An embedding that shares the weights of the last layer keeps its own.
-
-    Args:
-        spared: layers whose weights others read.
+    An embedding that shares the weights of the last layer keeps its own, and layers stay whose weights latent
+    attention reads.
 
     Raises: ValueError: a weight is not finite.
     """
-    output = output_name(model)
+    output, spared = output_name(model), projections(model)
     for name, layer in list(model.named_modules()):
         if type(layer) is not nn.Linear or layer in spared or not _can_quantize(layer):
             continue

@@ -12,8 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 from transformers.cache_utils import get_layer_types_and_kwargs
 
 from kvchat.engine.formats.attention_metadata import AttentionCall
@@ -35,8 +33,7 @@ from kvchat.engine.models.hook import (
     set_implementation,
 )
 from kvchat.engine.models.latent import LatentLayer
-from kvchat.engine.models.probing.state_recorder import StateRecorder
-from kvchat.engine.models.probing.visible_range import VisibleRange, reach_of
+from kvchat.engine.models.probing.first_layers import without_products
 from kvchat.engine.models.state_adapters import adapted
 from kvchat.errors import UnsupportedModel
 
@@ -69,6 +66,18 @@ class ModelLayers:
 
 class Contradiction(UnsupportedModel):
     """The model computes one thing without a cache and another with its own: no route is exact."""
+
+
+@dataclass(frozen=True, slots=True)
+class VisibleRange:
+    """Tokens that a query sees: all before it, the last `window`, or those of its `chunk`.
+
+    `problem` says why the mask is none of these.
+    """
+
+    window: int | None = None
+    chunk: int | None = None
+    problem: str | None = None
 
 
 @dataclass(slots=True)
@@ -155,6 +164,42 @@ def _spec(key: Tensor, value: Tensor, reach: VisibleRange) -> CacheSpec:
     return FullSpec(**heads, dtype=dtype)
 
 
+def reach_of(mask: Tensor, start: int, chunk_len: int | None) -> VisibleRange:
+    """Return what the mask [1, H or 1, T, start + T] of queries at [start, start + T) lets them see.
+
+    Args:
+        chunk_len: length of fixed chunks if the config speaks of any.
+    """
+    num_queries = mask.shape[2]
+    if mask.shape[3] != start + num_queries:
+        return VisibleRange(problem=f"masks {mask.shape[3]} tokens where there are {start + num_queries}")
+    visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    if mask.dtype != torch.bool and bool((mask[visible] != 0).any()):
+        return VisibleRange(problem="adds a bias to its scores")
+    if bool((visible != visible[:, :1]).any()):
+        return VisibleRange(problem="masks each head in its own way")
+    firsts = []
+    for row, position in zip(visible[0, 0], range(start, start + num_queries), strict=True):
+        seen = row.nonzero()[:, 0].tolist()
+        if not seen or seen[-1] != position or len(seen) != position - seen[0] + 1:
+            return VisibleRange(problem="sees something other than the tokens directly before")
+        firsts.append(seen[0])
+    return _reach(firsts, start, chunk_len)
+
+
+def _reach(firsts: list[int], start: int, chunk_len: int | None) -> VisibleRange:
+    """Return the reach of queries at [start, ...) whose first visible tokens are `firsts`."""
+    if not any(firsts):
+        return VisibleRange()
+    positions = range(start, start + len(firsts))
+    window = start - firsts[0] + 1
+    if firsts == [position - window + 1 for position in positions]:
+        return VisibleRange(window=window)
+    if chunk_len and firsts == [position - position % chunk_len for position in positions]:
+        return VisibleRange(chunk=chunk_len)
+    return VisibleRange(problem="sees neither a window nor a chunk")
+
+
 def probe_layers(
     model: nn.Module, max_context: int, latents: Mapping[int, LatentLayer] | None = None
 ) -> ModelLayers:
@@ -172,15 +217,14 @@ def probe_layers(
     """
     config: Any = model.config
     text_config = config.get_text_config()
-    states = StateRecorder()
-    past = ProbePast(max(0, min(max_context, LONGEST_MASK) - NUM_TOKENS), states)
+    past = ProbePast(max(0, min(max_context, LONGEST_MASK) - NUM_TOKENS))
     recorder = _Recorder(past.start, getattr(text_config, "attention_chunk_size", None), latents or {})
     attach(model, recorder, past)
     set_implementation(model, PROBE_IMPLEMENTATION)
-    with states.watching(model), adapted(model, past):
+    with past.watching(model), adapted(model, past):
         run_probe(model, past, use_cache=False)
     set_implementation(model, IMPLEMENTATION)
-    kept = states.specs()
+    kept = past.state_specs()
     unknown = _unknown_layers(text_config, {*recorder.specs, *recorder.borrowed, *kept})
     if unknown is not None and not recorder.problems:
         recorder.problems.append(unknown)
@@ -190,25 +234,15 @@ def probe_layers(
         raise UnsupportedModel(
             f"{model_name(config)} cannot be served exactly: {'; '.join(recorder.problems)}"
         )
-    keepers = tuple(states.keepers)
-    return ModelLayers(recorder.specs, recorder.borrowed, past.asked_past_len, kept, keepers)
-
-
-class _WithoutProducts(TorchFunctionMode):
-    """Linear layers return zeros: shapes, arguments and masks depend on no weight, so none is touched."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is functional.linear and not kwargs:
-            return args[0].new_zeros(*args[0].shape[:-1], args[1].shape[0])
-        return func(*args, **(kwargs or {}))
+    return ModelLayers(recorder.specs, recorder.borrowed, past.asked_past_len, kept, tuple(past.keepers))
 
 
 def run_probe(
     model: Any, past: ProbePast, positions: Sequence[int] | None = None, *, use_cache: bool = True
 ) -> None:
     """Run a few tokens through the model; without `positions` two of them, behind `past`.
+
+    Linear layers return zeros: shapes, arguments and masks depend on no weight.
 
     Args:
         use_cache: what the model is told; some would then take only a cache of their own.
@@ -223,7 +257,7 @@ def run_probe(
     extra: dict[str, Any] = {"position_ids": places} if "position_ids" in accepted else {}
     extra[past_argument(accepted)] = past
     try:
-        with torch.inference_mode(), _WithoutProducts():
+        with torch.inference_mode(), without_products(model):
             model(input_ids=torch.ones_like(places), use_cache=use_cache, **extra)
     except KeepsState as error:
         raise UnsupportedModel(f"{name} keeps {error}, which kvchat does not hold") from error
@@ -240,11 +274,10 @@ def probe_gathered_layers(model: nn.Module) -> ModelLayers:
         UnsupportedModel: a layer keeps something other than keys, values and the inputs of convolutions.
     """
     config: Any = model.config
-    states = StateRecorder()
-    past = ProbePast(0, states)
-    with states.watching(model):
+    past = ProbePast(0)
+    with past.watching(model):
         run_probe(model, past)
-    if any(kind == "rec" for _, kind, _ in states.tensors):
+    if any(kind == "rec" for _, kind, _ in past.states):
         raise UnsupportedModel(f"{model_name(config)} keeps a recurrent state, and attends by itself")
     specs = {
         layer: _spec(rows_of(key), rows_of(value), VisibleRange())
@@ -252,7 +285,7 @@ def probe_gathered_layers(model: nn.Module) -> ModelLayers:
     }
     if (problem := _unknown_layers(config.get_text_config(), specs)) is not None:
         raise UnsupportedModel(f"{model_name(config)}: {problem}")
-    return ModelLayers(specs, {}, states=states.specs())
+    return ModelLayers(specs, {}, states=past.state_specs())
 
 
 def _unknown_layers(text_config: Any, known: Collection[int]) -> str | None:

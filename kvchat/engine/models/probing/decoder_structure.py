@@ -34,10 +34,8 @@ from kvchat.engine.kernels.decoder_layers.args import (
 )
 from kvchat.engine.kernels.decoder_layers.reference import activated
 from kvchat.engine.kernels.quantized_linear import QuantizedWeight
-from kvchat.engine.models.linear.packed import PackedLinear
+from kvchat.engine.models.linear.packed import InterleavedLinear, PackedLinear, WidenedLinear
 from kvchat.engine.models.linear.quantized import QuantizedLinear
-from kvchat.engine.models.linear.widened import WidenedLinear
-from kvchat.engine.models.linear.widened_interleaved import InterleavedLinear
 
 _PLAIN = {"input_layernorm": "before_attention", "post_attention_layernorm": "before_mlp"}
 NORM_NAMES = (
@@ -75,6 +73,10 @@ _CONVOLUTION = {"in_proj", "conv"}
 _SCAN = {"in_proj", "conv1d", "norm"}
 _HEAD_NORMS = {"q_norm": "k_norm", "q_layernorm": "k_layernorm"}
 _TOLERANCE = 1e-5
+
+
+Rotary = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Positions [1, n] → cosines and sines [1, n, D_rope]."""
 
 
 class Unmatched(Exception):

@@ -11,10 +11,8 @@ from torch import Tensor, nn
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.kernels.decoder_layers.reference import dense
 from kvchat.engine.models.hook import AttentionLayer, attach
-from kvchat.engine.models.linear.packed import PackedLinear
+from kvchat.engine.models.linear.packed import InterleavedLinear, PackedLinear, WidenedLinear
 from kvchat.engine.models.linear.quantized import QuantizedLinear
-from kvchat.engine.models.linear.widened import WidenedLinear
-from kvchat.engine.models.linear.widened_interleaved import InterleavedLinear
 from kvchat.engine.models.probing.decoder_structure import match_linear, router_and_experts
 
 LEAST = 2

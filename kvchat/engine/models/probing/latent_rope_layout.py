@@ -18,7 +18,6 @@ from kvchat.engine.models.cache_stand_ins import ProbePast
 from kvchat.engine.models.hook import IMPLEMENTATION, PROBE_IMPLEMENTATION, attach, set_implementation
 from kvchat.engine.models.latent import LatentLayer, latent_modules
 from kvchat.engine.models.probing.attention_probe import model_name, run_probe
-from kvchat.engine.models.probing.state_recorder import StateRecorder
 from kvchat.errors import UnsupportedModel
 
 INTERLEAVED = "interleaved"
@@ -71,8 +70,7 @@ class _Blind:
 def _rotations(model: nn.Module, latents: Mapping[int, LatentLayer]) -> dict[int, Tensor]:
     """Return what becomes of unit vectors at position 0, and then at position 1, by layer [2 d_r, d_r]."""
     attach(model, _Blind(latents))
-    states = StateRecorder()
-    past = ProbePast(0, states)
+    past = ProbePast(0)
     longest = max(latent.rope_dim for latent in latents.values())
     set_implementation(model, PROBE_IMPLEMENTATION)  # some layers want a mask, whatever they see
     with ExitStack() as hooks:
@@ -82,7 +80,7 @@ def _rotations(model: nn.Module, latents: Mapping[int, LatentLayer]) -> dict[int
                 raise UnsupportedModel(f"{model_name(model.config)} computes its latents in a way of its own")
             hook = _unit_vectors(latents[module.layer_idx], longest)
             hooks.enter_context(projection.register_forward_hook(hook))
-        hooks.enter_context(states.watching(model))
+        hooks.enter_context(past.watching(model))
         run_probe(model, past, [0] * longest + [1] * longest)
     set_implementation(model, IMPLEMENTATION)
     missing = sorted(latents.keys() - past.updates.keys())

@@ -1,6 +1,5 @@
 """The doctor tells what is here, what is wrong and what to do, and changes nothing."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -101,14 +100,6 @@ def test_people_read_one_line_for_each_thing_and_what_to_do(tmp_path: Path, run:
     assert "broken  data" in told
     assert "-> " in told
     assert "all is well" not in told
-
-
-def test_what_compiling_layers_brought_and_cost_is_listed(home: Path, examined: Any) -> None:
-    measured = {"model": "16 layers of 2048", "device": "a GPU", "plain_s": 0.003, "compiled_s": 0.002}
-    (home / "cache").mkdir(parents=True, mode=0o700)
-    (home / "cache" / "compiled-layers.json").write_text(json.dumps({"a": measured | {"compile_s": 34.0}}))
-    listed = examined("--no-model")["compiled layers"]
-    assert listed["compiled_layers"] == [measured | {"compile_s": 34.0}]
 
 
 def test_kernels_that_failed_their_trial_are_told_behind_the_model(tiny_model: Path, examined: Any) -> None:

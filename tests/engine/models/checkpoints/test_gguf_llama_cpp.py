@@ -8,7 +8,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from kvchat.engine.models.checkpoints.gguf_file import open_gguf
-from kvchat.engine.models.checkpoints.gguf_to_hf import write_checkpoint
+from kvchat.engine.models.checkpoints.gguf_to_hf import write_converted
 from kvchat.engine.models.load import load_model
 from tests.engine.models import gguf_recurrent
 from tests.engine.models.gguf_writer import tiny, write_gguf
@@ -27,7 +27,7 @@ def test_greedy_tokens_are_those_of_llama_cpp(kind: str, tmp_path: Path) -> None
     path, made = tmp_path / "model.gguf", tmp_path / "made"
     made.mkdir()
     write_gguf(tiny(kind, **SAME_NORMS if kind.startswith("qwen3") else {}), path, kind, Kind.F32)
-    write_checkpoint(open_gguf(path), made, lambda _: None)
+    write_converted(open_gguf(path), made, lambda _: None)
     module = load_model(made, "float32", torch.device("cpu")).module
     f32 = llama_cpp.GGML_TYPE_F32
     model = llama_cpp.Llama(

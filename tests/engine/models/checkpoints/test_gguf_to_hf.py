@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from kvchat.engine.kernels.quantized_linear import dequantize
 from kvchat.engine.models.checkpoints.gguf_file import open_gguf
-from kvchat.engine.models.checkpoints.gguf_to_hf import write_checkpoint
+from kvchat.engine.models.checkpoints.gguf_to_hf import write_converted
 from kvchat.engine.models.checkpoints.prepared import WEIGHTS_FILE, prepared_bytes
 from kvchat.engine.models.linear.quantized import QuantizedLinear
 from kvchat.engine.models.load import load_model
@@ -110,7 +110,7 @@ def test_room_is_made_for_all_of_a_file_before_the_first_byte_is_written(tmp_pat
     def make_room(num_bytes: int) -> None:
         asked.append((num_bytes, len(list(directory.iterdir()))))
 
-    write_checkpoint(open_gguf(tmp_path / "model.gguf"), directory, lambda _: None, make_room)
+    write_converted(open_gguf(tmp_path / "model.gguf"), directory, lambda _: None, make_room)
     ((num_bytes, num_files),) = asked
     assert num_files == 0
     written = sum(path.stat().st_size for path in directory.iterdir())
@@ -185,5 +185,5 @@ def test_no_flipped_byte_of_a_header_ends_in_anything_but_a_message(kind: str, t
 
 def read(path: Path, directory: Path) -> Path:
     directory.mkdir()
-    write_checkpoint(open_gguf(path), directory, lambda _: None)
+    write_converted(open_gguf(path), directory, lambda _: None)
     return directory

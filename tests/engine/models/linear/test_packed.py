@@ -6,10 +6,16 @@ from torch import nn
 
 from kvchat.engine.kernels.linear import can_pack
 from kvchat.engine.kernels.native.library import library
-from kvchat.engine.models.linear import packed, widened, widened_interleaved
-from kvchat.engine.models.linear.packed import PackedLinear, overwrite, pack_linears, tensors_of
-from kvchat.engine.models.linear.widened import WidenedLinear
-from kvchat.engine.models.linear.widened_interleaved import InterleavedLinear, is_better_paired
+from kvchat.engine.models.linear import packed
+from kvchat.engine.models.linear.packed import (
+    InterleavedLinear,
+    PackedLinear,
+    WidenedLinear,
+    is_better_paired,
+    overwrite,
+    pack_linears,
+    tensors_of,
+)
 
 pytestmark = [
     pytest.mark.cpu,
@@ -87,8 +93,7 @@ def test_layers_whose_type_the_processor_emulates_keep_their_parameters_and_comp
 def test_where_the_processor_emulates_their_type_inputs_lie_in_pairs_but_where_an_embedding_reads_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in (widened, widened_interleaved):
-        monkeypatch.setattr(module, "is_emulated", lambda dtype: dtype == torch.bfloat16)
+    monkeypatch.setattr(packed, "is_emulated", lambda dtype: dtype == torch.bfloat16)
     model, other, plain = Model(0).bfloat16(), Model(1).bfloat16(), outputs(Model(0).bfloat16())
     assert pack_linears(model) == 1
     assert [type(layer) for layer in (model.large, model.head, model.small)] == [

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvchat.engine.models.probing.visible_range import VisibleRange, reach_of
+from kvchat.engine.models.probing.attention_probe import VisibleRange, reach_of
 
 pytestmark = pytest.mark.cpu
 

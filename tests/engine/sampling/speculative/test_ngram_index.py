@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvchat.engine.sampling.speculative.ngram_index import NGRAM_LENS, NgramIndex
+from kvchat.engine.sampling.speculative.ngram_proposer import NGRAM_LENS, NgramIndex
 
 pytestmark = pytest.mark.pure
 

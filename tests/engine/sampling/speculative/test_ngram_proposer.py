@@ -1,4 +1,4 @@
-"""When and how much is drafted, on steps whose times are made up."""
+"""When and how much is drafted, on steps whose times are made up, and the estimates that this follows."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,9 +6,14 @@ import pytest
 
 from kvchat.engine.api.ids import RequestId
 from kvchat.engine.sampling.speculative.ngram_proposer import (
+    LEAST,
     MOST_DRAFTED,
+    PRIORS,
     READ_AT_ONCE,
+    WINDOW,
+    AcceptanceRate,
     NgramProposer,
+    StepCosts,
 )
 from kvchat.engine.sequences.batch_plan import Batch, Chunk
 from tests.engine.assembly import entry_of
@@ -152,3 +157,79 @@ def test_a_sequence_that_has_ended_is_forgotten() -> None:
     (entry,) = steps.entries
     steps.drafts.forget(entry.id)
     assert not steps.drafts._texts
+
+
+def fed(acceptance: AcceptanceRate, match_len: int, is_right: bool, num_times: int) -> AcceptanceRate:
+    for _ in range(num_times):
+        acceptance.observe(match_len, is_right)
+    return acceptance
+
+
+def test_it_goes_to_what_is_seen_and_follows_when_that_changes() -> None:
+    estimate = fed(AcceptanceRate(), 2, True, 100)
+    assert estimate.probability(2) > 0.95
+    fed(estimate, 2, False, 100)
+    assert estimate.probability(2) < 0.05
+
+
+def test_long_agreement_is_told_from_short() -> None:
+    estimate = fed(fed(AcceptanceRate(), 2, False, 50), 12, True, 50)
+    assert estimate.probability(2) < 0.2
+    assert estimate.probability(12) > 0.9
+
+
+def test_before_anything_is_seen_longer_agreement_is_believed_more() -> None:
+    assert [AcceptanceRate().probability(match_len) for match_len in (2, 3, 4, 6, 10, 18)] == list(PRIORS)
+    assert AcceptanceRate().probability(10_000) == PRIORS[-1]
+
+
+def test_a_new_sequence_begins_with_what_others_have_shown() -> None:
+    others = AcceptanceRate()
+    fed(AcceptanceRate(others), 3, False, 200)
+    begun = AcceptanceRate(others)
+    assert begun.probability(3) < 0.05
+    assert fed(begun, 3, True, 10).probability(3) > 0.5
+
+
+def timed(
+    costs: StepCosts, num_drafted: int, *seconds: float, num_sequences: int = 1, keys: int = 900
+) -> None:
+    for each in seconds:
+        costs.observe(num_sequences, keys, num_drafted, each)
+
+
+def test_nothing_is_known_before_a_kind_was_measured_a_few_times() -> None:
+    costs = StepCosts()
+    timed(costs, 0, *[1.0] * LEAST)
+    timed(costs, 4, *[1.5] * (LEAST - 1))
+    assert costs.plain_s(1, 900) == 1.0
+    assert costs.relative(1, 900, 4) is None
+    timed(costs, 4, 1.5)
+    assert costs.relative(1, 900, 4) == 1.5
+
+
+def test_drafts_of_about_one_length_are_one_kind() -> None:
+    costs = StepCosts()
+    timed(costs, 0, *[1.0] * LEAST)
+    timed(costs, 5, *[2.0] * LEAST)
+    assert [costs.relative(1, 900, length) for length in (4, 5, 8, 9)] == [None, 2.0, 2.0, None]
+
+
+def test_one_slow_step_changes_nothing_and_many_do() -> None:
+    costs = StepCosts()
+    timed(costs, 0, 1.0, 1.0, 50.0, 1.0)
+    assert costs.plain_s(1, 900) == 1.0
+    timed(costs, 0, *[3.0] * WINDOW)
+    assert costs.plain_s(1, 900) == 3.0
+
+
+def test_the_nearest_length_counts_and_both_sides_come_from_one() -> None:
+    costs = StepCosts()
+    timed(costs, 0, *[1.0] * LEAST, keys=100)
+    timed(costs, 2, *[2.0] * LEAST, keys=100)
+    timed(costs, 0, *[10.0] * LEAST, keys=100_000)
+    timed(costs, 2, *[11.0] * LEAST, keys=100_000)
+    assert costs.relative(1, 200, 2) == 2.0
+    assert costs.relative(1, 50_000, 2) == 1.1
+    timed(costs, 0, *[7.0] * LEAST, keys=200)
+    assert costs.relative(1, 200, 2) == 2.0

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from kvchat.engine.models.checkpoints.unmap import own_memory
 from kvchat.engine.models.linear.packed import pack_linears
+from kvchat.engine.models.load import own_memory
 
 pytestmark = pytest.mark.cpu
 
