@@ -71,11 +71,8 @@ class AsideController:
             return None
         return replace(found, here=conversation)  # opened anew, it knows what was said since
 
-    def begin(self, text: str) -> None:
+    async def begin(self, text: str) -> None:
         """Ask something on a fork that is thrown away afterwards."""
-        self._screen.begin(partial(self._begin, text))
-
-    async def _begin(self, text: str) -> None:
         back = self._turns.conversation
         assert back is not None
         if self.shown is None:

@@ -76,10 +76,7 @@ class InspectorController:
         finally:
             self._is_looking = False
 
-    def open(self) -> None:
-        self._screen.begin(self._open)
-
-    async def _open(self) -> None:
+    async def open(self) -> None:
         from kvchat.ui.screens.inspector import CacheReader, InspectorScreen
 
         reader = CacheReader(

@@ -35,7 +35,7 @@ _GO_ON = f"{_BACK}; enter sends the message again, f5 goes on with an answer"
 
 
 class FormatController:
-    """Changes the format once the person has seen what that saves and loses."""
+    """Measures what formats lose, and changes the format once the person has seen that."""
 
     def __init__(
         self,
@@ -49,12 +49,10 @@ class FormatController:
         self._turns = turns
         self._settings = settings
 
-    def choose(self, wanted: str = "") -> None:
-        """Keep the KV of the conversation in another format; without one, say which it is."""
-        conversation, wanted = self._turns.conversation, wanted.lower()
-        if conversation is None:
-            self._screen.warn("nothing has been said here yet")
-        elif not wanted:
+    def choose(self, conversation: "Conversation", wanted: str) -> None:
+        """Keep the KV of the conversation on screen in another format; without one, say which it is."""
+        wanted = wanted.lower()
+        if not wanted:
             origin = origin_of(conversation.session.namespace)
             kept = EXACT if origin is None else f"{origin.cache_format}, converted"
             self._screen.tell(f"Format: {kept}. {_AVAILABLE}")
@@ -76,6 +74,16 @@ class FormatController:
             fewer_bits = [one for one in fits_in if not _is_shadow(one)][:1]
             offered = [one for one in fits_in if _is_shadow(one) or one in fewer_bits]
             self._screen.begin(partial(self._offer, conversation, offered), group="format", asked_s=asked_s)
+
+    async def gauge(self, conversation: "Conversation", cache_format: str) -> None:
+        """Measure one format, or the usual ones, on what is stored of a conversation; then show it."""
+        self._screen.tell("Measuring what formats lose; you can keep chatting")
+        session, branch = conversation.session.id, conversation.branch.name
+        found = await asyncio.to_thread(self._host.gauge, session, branch, cache_format)
+        from kvchat.ui.screens.gauge import GaugeScreen
+
+        offer = "what smaller cache formats lose here is measured"
+        await self._screen.dialogs.ask_deferred(offer, partial(GaugeScreen, found))
 
     async def _offer(self, conversation: "Conversation", offered: Sequence[str]) -> None:
         session_id = conversation.session.id
@@ -139,29 +147,3 @@ class FormatController:
 
 def _is_shadow(wanted: str) -> bool:
     return wanted.startswith(SHADOW)
-
-
-class GaugeController:
-    """Runs the gauge, which takes a while, beside everything else."""
-
-    def __init__(self, screen: ScreenServices, host: "InterfaceHost", turns: TurnRunner) -> None:
-        self._screen = screen
-        self._host = host
-        self._turns = turns
-
-    def gauge(self, cache_format: str = "") -> None:
-        """Measure one format, or the usual ones, on what is stored of the conversation; then show it."""
-        conversation = self._turns.conversation
-        if conversation is None:
-            self._screen.warn("nothing has been said here yet")
-            return
-        self._screen.tell("Measuring what formats lose; you can keep chatting")
-        self._screen.begin(partial(self._gauge, conversation, cache_format), group="gauge")
-
-    async def _gauge(self, conversation: "Conversation", cache_format: str) -> None:
-        session, branch = conversation.session.id, conversation.branch.name
-        found = await asyncio.to_thread(self._host.gauge, session, branch, cache_format)
-        from kvchat.ui.screens.gauge import GaugeScreen
-
-        offer = "what smaller cache formats lose here is measured"
-        await self._screen.dialogs.ask_deferred(offer, partial(GaugeScreen, found))

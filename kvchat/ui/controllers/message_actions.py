@@ -59,11 +59,8 @@ class MessageActionsController:
 
     # At a message
 
-    def choose(self, turn: Turn) -> None:
+    async def choose(self, turn: Turn) -> None:
         """Let the person choose what to do with a message."""
-        self._screen.begin(partial(self._choose, turn))
-
-    async def _choose(self, turn: Turn) -> None:
         conversation = self._turns.conversation
         if conversation is None:
             return
@@ -75,7 +72,7 @@ class MessageActionsController:
             case "f":
                 self._conversations.open_with(partial(self._fork_at, turn))
             case "t":
-                await self._open_tokens(conversation, turn)
+                await self.open_tokens(conversation, turn)
             case str():
                 self._screen.run_on(turn, _COMMANDS[chosen])
 
@@ -125,11 +122,8 @@ class MessageActionsController:
             return price_words(cost, self._screen.snapshot)
         return ""
 
-    def retry(self) -> None:
+    async def retry(self) -> None:
         """Answer the last question again, and say first what that costs."""
-        self._screen.begin(self._retry)
-
-    async def _retry(self) -> None:
         conversation = self._turns.conversation
         words = [] if conversation is None else [await self._retry_price(conversation)]
         if (temperature := self._chat.retry_temperature) is not None:
@@ -200,18 +194,14 @@ class MessageActionsController:
 
     # Several answers
 
-    def compare(self, num: int) -> None:
+    async def compare(self, num: int) -> None:
         """Answer the last question several times at once, and go on with the one that is chosen."""
         if not 2 <= num <= MOST_SAMPLES:
             self._screen.warn(f"2 to {MOST_SAMPLES} answers can be compared")
             return
-        self._screen.begin(partial(self._compare, num))
-
-    async def _compare(self, num: int) -> None:
-        conversation = self._turns.stored
         from kvchat.ui.screens.compare import CompareScreen
 
-        variants = self._chat.variants
+        conversation, variants = self._turns.stored, self._chat.variants
         cost = await asyncio.to_thread(variants.retry_cost, conversation)
         price = f"{price_words(cost, self._screen.snapshot)}, once for all {num} answers"
         produce = partial(variants.compare, conversation, num, self._chat.sampling)
@@ -231,10 +221,7 @@ class MessageActionsController:
 
     # Tokens
 
-    def open_tokens(self, turn: Turn) -> None:
-        self._screen.begin(partial(self._open_tokens, self._turns.stored, turn))
-
-    async def _open_tokens(self, conversation: "Conversation", turn: Turn) -> None:
+    async def open_tokens(self, conversation: "Conversation", turn: Turn) -> None:
         if not self._screen.is_engine_ready:
             self._screen.warn("its alternatives are known when the model is loaded")
             return

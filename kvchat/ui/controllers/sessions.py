@@ -113,39 +113,6 @@ class SessionController:
             search = partial(self._screen.begin, partial(self._search, words), group="search")
             self._rest = self._screen.set_timer(_REST_S, search)
 
-    def pin(self, session_id: SessionId) -> None:
-        """Keep a session on top of the list, or no longer."""
-        session = self.sessions.session(session_id)
-        is_pinned = session is None or not session.pinned
-        self._screen.begin(partial(self._change, lambda: self._store.pin(session_id, is_pinned=is_pinned)))
-
-    def rename(self, session_id: SessionId, title: str) -> None:
-        self._screen.begin(partial(self._change, partial(self._store.rename, session_id, title)))
-
-    def ask_for_title(self, session_id: SessionId) -> None:
-        """Rename a session as the person writes it."""
-        self._screen.begin(partial(self._ask_for_title, session_id))
-
-    def ask_for_file(self, session_id: SessionId, branch: str | None = None) -> None:
-        """Write a session (None: the branch used last) to a file that the person names."""
-        self._screen.begin(partial(self._ask_for_file, session_id, branch))
-
-    def export(self, session_id: SessionId, branch: str, target: str) -> None:
-        """Write a session to a file; ask before one is replaced."""
-        self.write(partial(self._files.export, session_id, branch, target))
-
-    def write(self, write: Callable[..., str]) -> None:
-        """Write something to a file; ask before one is replaced.
-
-        Args:
-            write: says what was written; raises FileTaken unless it is forced.
-        """
-        self._screen.begin(partial(self._export, write))
-
-    def ask_to_delete(self, session_id: SessionId, branch: str | None = None) -> None:
-        """Delete a session, or one of its branches, if the person means it."""
-        self._screen.begin(partial(self._ask_to_delete, session_id, branch))
-
     def title(self, session_id: SessionId) -> str:
         return self.sessions.title(session_id) or UNTITLED
 
@@ -229,22 +196,28 @@ class SessionController:
             self._finding = SearchFinding(words=words, hits=hits)
             self.draw()
 
-    async def _change(self, change: Callable[[], object]) -> None:
-        try:
-            await asyncio.to_thread(change)
-        except KvchatError as error:
-            self._screen.warn(str(error))
-        self.refresh()
+    # Work on one session
 
-    async def _ask_for_title(self, session_id: SessionId) -> None:
+    async def pin(self, session_id: SessionId) -> None:
+        """Keep a session on top of the list, or no longer."""
+        session = self.sessions.session(session_id)
+        is_pinned = session is None or not session.pinned
+        await self._change(lambda: self._store.pin(session_id, is_pinned=is_pinned))
+
+    async def rename(self, session_id: SessionId, title: str) -> None:
+        await self._change(lambda: self._store.rename(session_id, title))
+
+    async def ask_for_title(self, session_id: SessionId) -> None:
+        """Rename a session as the person writes it."""
         from kvchat.ui.screens.choices import LineScreen
 
         title = self.sessions.title(session_id) or ""
         written = await self._screen.dialogs.ask(LineScreen("rename", title, "enter renames it · esc closes"))
         if written and written != title:
-            await self._change(lambda: self._store.rename(session_id, written))
+            await self.rename(session_id, written)
 
-    async def _ask_for_file(self, session_id: SessionId, branch: str | None) -> None:
+    async def ask_for_file(self, session_id: SessionId, branch: str | None) -> None:
+        """Write a session (None: the branch used last) to a file that the person names."""
         session = self.sessions.session(session_id)
         if session is None:
             return
@@ -255,9 +228,17 @@ class SessionController:
         hint = ".md .html .json .kvchat; empty: a bundle · enter writes it · esc closes"
         target = await self._screen.dialogs.ask(LineScreen(named, "", hint))
         if target is not None:
-            await self._export(partial(self._files.export, session_id, branch, target))
+            await self.export(session_id, branch, target)
 
-    async def _export(self, write: Callable[..., str]) -> None:
+    async def export(self, session_id: SessionId, branch: str, target: str) -> None:
+        await self.write(partial(self._files.export, session_id, branch, target))
+
+    async def write(self, write: Callable[..., str]) -> None:
+        """Write something to a file; ask before one is replaced.
+
+        Args:
+            write: says what was written; raises FileTaken unless it is forced.
+        """
         try:
             words = await asyncio.to_thread(write)
         except FileTaken as taken:
@@ -266,7 +247,8 @@ class SessionController:
             words = await asyncio.to_thread(write, force=True)
         self._screen.tell(words, title="export")
 
-    async def _ask_to_delete(self, session_id: SessionId, branch: str | None) -> None:
+    async def ask_to_delete(self, session_id: SessionId, branch: str | None = None) -> None:
+        """Delete a session, or one of its branches, if the person means it."""
         if self._turns.is_answering(session_id):
             self._screen.warn("an answer is being written there: stop it with esc, then delete it")
             return
@@ -288,3 +270,10 @@ class SessionController:
             await self._change(lambda: self._store.remove_branch(session_id, branch))
         for words in await asyncio.to_thread(self._store.still_readable):
             self._screen.warn(words)
+
+    async def _change(self, change: Callable[[], object]) -> None:
+        try:
+            await asyncio.to_thread(change)
+        except KvchatError as error:
+            self._screen.warn(str(error))
+        self.refresh()

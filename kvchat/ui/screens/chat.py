@@ -30,7 +30,7 @@ from kvchat.ui.controllers.conversations import ConversationController
 from kvchat.ui.controllers.dialogs import Dialogs, Work
 from kvchat.ui.controllers.drafts import DraftController
 from kvchat.ui.controllers.engine_watch import EngineWatch, Shown
-from kvchat.ui.controllers.formats import FormatController, GaugeController
+from kvchat.ui.controllers.formats import FormatController
 from kvchat.ui.controllers.message_actions import MessageActionsController
 from kvchat.ui.controllers.revisions import RevisionController
 from kvchat.ui.controllers.sending import SendController
@@ -131,7 +131,6 @@ class ChatScreen(Screen[None]):
         self.clipboard = Clipboard(self)
         self.settings = SettingsController(self, chat, host, turns, self.conversations)
         self.formats = FormatController(self, host, turns, self.settings)
-        self.gauge = GaugeController(self, host, turns)
         self.commands = CommandDispatcher(self, chat, turns)
         self._inspector = InspectorController(self, chat, engine, turns, self._branch_names)
         panel, line = self.query_one(CachePanel), self.query_one(CacheLine)
@@ -273,7 +272,7 @@ class ChatScreen(Screen[None]):
             self.transcript.scroll_page_down()
 
     def action_inspect(self) -> None:
-        self._inspector.open()
+        self.begin(self._inspector.open)
 
     def action_editor(self) -> None:
         self.clipboard.edit_prompt(self.prompt.text)
@@ -298,7 +297,7 @@ class ChatScreen(Screen[None]):
             return  # enter was pressed twice before the first one counted
         self.transcript.unselect()
         self.prompt.focus()
-        self.branching.choose(event.turn)
+        self.begin(partial(self.branching.choose, event.turn))
 
     def on_static_text_link_clicked(self, event: Any) -> None:
         self.app.copy_to_clipboard(event.href)

@@ -1,7 +1,6 @@
 """Notices of this run: shown for some seconds, or until they are dismissed, and kept to be read again."""
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Awaitable, Callable, Mapping
 from time import localtime, strftime
 from typing import ClassVar
 
@@ -58,11 +57,13 @@ class Notices:
             told = f"KV is not saved: {snapshot.problem}" if self._is_unsaved else "KV is saved again"
             self.toast("warning" if self._is_unsaved else "information", told, "", 8)
 
-    async def show(self, copy: Callable[[str], object]) -> None:
-        """Show all; what stands on the screen has been read then. Inside work."""
+    async def show(self, copy: Callable[[str], Awaitable[object]]) -> None:
+        """Show all, which may be copied; what stands on the screen has been read then. Inside work."""
         self.dismiss()
         self._screen.app.clear_notifications()
-        await self._dialogs.ask(NoticesScreen(self.text(), copy))
+        text = self.text()
+        if await self._dialogs.ask(NoticesScreen(text)):
+            await copy(text)
 
     def text(self) -> str:
         """Return a line for each notice, the newest last."""
@@ -79,18 +80,17 @@ class Notices:
             composer.draw_lines("notices", lines)
 
 
-class NoticesScreen(Dialog[None]):
-    """Shows the log from its end."""
+class NoticesScreen(Dialog[bool | None]):
+    """Shows the log from its end; the dismissal value says whether to copy it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q,enter,f10", "dismiss", "Close"),
-        Binding("c", "copy", "Copy"),
+        Binding("c", "dismiss(True)", "Copy"),
     ]
 
-    def __init__(self, text: str, copy: Callable[[str], object]) -> None:
+    def __init__(self, text: str) -> None:
         super().__init__()
         self._text = text
-        self._copy = partial(copy, text)
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(classes="dialog wide"):
@@ -102,7 +102,3 @@ class NoticesScreen(Dialog[None]):
         body = self.query_one(VerticalScroll)
         body.focus()
         body.scroll_end(animate=False)
-
-    def action_copy(self) -> None:
-        self._copy()
-        self.dismiss()

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Event
 
@@ -49,7 +50,7 @@ async def test_two_conversations_are_answered_at_once_each_with_all_its_text(tmp
     async with answered_behind(tmp_path, slow, Answer(text="The other answer.")) as (shown, hold):
         [session] = shown.chat.store.sessions
         assert shown.chat.behind == [session]
-        shown.screen.sessions.ask_to_delete(session)
+        shown.screen.begin(partial(shown.screen.sessions.ask_to_delete, session))
         await shown.until_shown("an answer is being written there")
         assert "It begins here" not in shown.conversation_text
         await shown.say("second")
