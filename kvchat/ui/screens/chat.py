@@ -12,7 +12,7 @@ from textual.binding import BindingType
 from textual.content import Content
 from textual.screen import Screen
 from textual.widget import Widget
-from textual.widgets import Static
+from textual.widgets import Input, Static
 
 from kvchat.app.interface_types import EngineView
 from kvchat.engine.api.engine_phase import EnginePhase, EngineStatus
@@ -50,7 +50,6 @@ from kvchat.ui.widgets.panes import Panes
 from kvchat.ui.widgets.prompt_input import Prompt
 from kvchat.ui.widgets.session_list import SessionList
 from kvchat.ui.widgets.session_rows import Held, SessionListOptions, SessionWithBranches
-from kvchat.ui.widgets.sessions_pane import SessionsPane
 from kvchat.ui.widgets.status_bar import StatusBar
 from kvchat.ui.widgets.transcript import Transcript
 from kvchat.ui.widgets.welcome import Welcome
@@ -305,8 +304,8 @@ class ChatScreen(Screen[None]):
 
     def action_stop(self) -> None:
         """Go back to the prompt from where the person has gone; from there, stop what there is to stop."""
-        if self.query_one(SessionList).has_focus:
-            self._leave_sessions()
+        if isinstance(self.focused, SessionList | FindField):
+            self.leave_sessions()
         elif self.transcript.selected is not None:
             self.prompt.focus()
         elif self.prompt.is_completing:
@@ -364,14 +363,11 @@ class ChatScreen(Screen[None]):
     def held_branches(self) -> Mapping[tuple[str, str], Held]:
         return self._watch.held_branches(self.conversations.opened)
 
-    def on_sessions_pane_searched(self, event: SessionsPane.Searched) -> None:
-        self.sessions.find(event.words)
-
-    def on_sessions_pane_closed(self) -> None:
-        self._leave_sessions()
+    def on_input_changed(self, event: Input.Changed) -> None:
+        self.sessions.find(event.value.strip())
 
     def on_session_list_opened(self, event: SessionList.Opened) -> None:
-        self._leave_sessions()
+        self.leave_sessions()
         if event.turn_id is not None:  # on a new branch where none leads there any more
             opener = partial(self._chat.open_at, event.turn_id)
         else:
@@ -387,7 +383,7 @@ class ChatScreen(Screen[None]):
     def on_session_list_asked(self, event: SessionList.Asked) -> None:
         self.commands.run_on_line(event.command, event.session_id, event.branch)
 
-    def _leave_sessions(self) -> None:
+    def leave_sessions(self) -> None:
         self.query_one(Panes).leave_sessions()
         self.prompt.focus()
 

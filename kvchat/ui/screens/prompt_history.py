@@ -47,12 +47,6 @@ class PromptHistoryScreen(Dialog[str | None]):
     def on_input_submitted(self) -> None:
         self.query_one(OptionList).action_select()
 
-    def on_find_field_moved(self, event: FindField.Moved) -> None:
-        event.move_in(self.query_one(OptionList))
-
-    def on_find_field_left(self) -> None:
-        self.dismiss(None)
-
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         if isinstance(event.option, _Found):
             self.dismiss(event.option.message)
