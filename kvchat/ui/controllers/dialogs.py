@@ -9,7 +9,7 @@ from typing import Any
 from textual.screen import ModalScreen, Screen
 
 from kvchat.text.fit_text import one_line
-from kvchat.ui.screens.interrupting_dialog import Deferred, InterruptingDialog, Result
+from kvchat.ui.screens.dialog import Deferred, InterruptingDialog, Result
 
 Work = Callable[[], Coroutine[Any, Any, object]]
 """Something that may wait for a file, for the engine or for the person."""
@@ -124,14 +124,14 @@ class Dialogs:
         self, question: str, consequence: str, *, is_offer: bool = False, default: bool = True
     ) -> bool:
         """Ask, and wait for the answer; inside work; see `ConfirmScreen`."""
-        from kvchat.ui.screens.confirm import ConfirmScreen
+        from kvchat.ui.screens.choices import ConfirmScreen
 
         ask = partial(ConfirmScreen, question, consequence, is_offer=is_offer, default=default)
         return await self.ask_deferred(question, ask)
 
     async def note(self, title: str, text: str) -> None:
         """Show a text until it is closed; inside work."""
-        from kvchat.ui.screens.confirm import NoteScreen
+        from kvchat.ui.screens.choices import NoteScreen
 
         await self.ask_deferred(title, partial(NoteScreen, title, text))
 

@@ -18,7 +18,7 @@ from kvchat.text.answer_footer import progress_parts
 from kvchat.text.figures import count_text, plural
 from kvchat.text.fit_text import clean_text
 from kvchat.text.prefill_eta import PrefillEta
-from kvchat.ui.screens.interrupting_dialog import InterruptingDialog, Typed
+from kvchat.ui.screens.dialog import InterruptingDialog, Typed
 
 _DRAIN_S = 1 / 20
 _LEAST_WIDTH = 32

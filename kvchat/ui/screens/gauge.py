@@ -12,7 +12,7 @@ from textual.widgets import Static
 
 from kvchat.app.interface_types import Gauged
 from kvchat.engine.quality.frontier import recommended
-from kvchat.ui.screens.interrupting_dialog import InterruptingDialog
+from kvchat.ui.screens.dialog import InterruptingDialog
 from kvchat.ui.widgets.cache.frontier_rows import LEGEND, frontier_rows
 from kvchat.ui.widgets.cache.row_view import Look, Row
 

@@ -15,7 +15,7 @@ from textual.widgets import Static
 from kvchat.chat.events import Alternative
 from kvchat.errors import KvchatError
 from kvchat.text.fit_text import clean_text, padded
-from kvchat.ui.screens.interrupting_dialog import InterruptingDialog
+from kvchat.ui.screens.dialog import InterruptingDialog
 
 _REST_S = 0.06
 _BAR_WIDTH = 20

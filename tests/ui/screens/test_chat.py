@@ -7,7 +7,7 @@ import pytest
 
 from kvchat.engine.api.engine_phase import EnginePhase
 from kvchat.session.tree import BranchName, Finish
-from kvchat.ui.screens.confirm import ConfirmScreen
+from kvchat.ui.screens.choices import ConfirmScreen
 from tests.ui.gate import hold
 from tests.ui.harness import window
 from tests.ui.scripted import Answer, ScriptedChat

@@ -6,7 +6,7 @@ import pytest
 from textual import events
 
 from kvchat.ui.commands import COMMANDS
-from kvchat.ui.screens.confirm import NoteScreen
+from kvchat.ui.screens.choices import NoteScreen
 from kvchat.ui.widgets.prompt_input import CompletionList
 from tests.ui.harness import Window, talk_window, window
 
