@@ -271,7 +271,9 @@ class ChatScreen(Screen[None]):
             self.transcript.scroll_page_down()
 
     def action_inspect(self) -> None:
-        self.begin(self._inspector.open)
+        from kvchat.ui.screens.inspector import InspectorScreen
+
+        self.begin(partial(self.dialogs.ask, InspectorScreen(self._inspector)))
 
     def action_editor(self) -> None:
         self.clipboard.edit_prompt(self.prompt.text)

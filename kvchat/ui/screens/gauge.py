@@ -1,11 +1,9 @@
 """Gauge screen: bytes against loss as a plot, and every figure below it."""
 
 from textwrap import dedent
-from typing import ClassVar
 
 from textual import events
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.widgets import Static
@@ -27,10 +25,6 @@ class GaugeScreen(InterruptingDialog[None]):
     """Shows what was measured; the plot grows with the terminal, and goes where there is no room for it."""
 
     answer_keys = {"enter": None, "q": None}
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "scroll(-1)", "Up"),
-        Binding("down", "scroll(1)", "Down"),
-    ]
 
     def __init__(self, found: Gauged) -> None:
         super().__init__()
@@ -59,9 +53,6 @@ class GaugeScreen(InterruptingDialog[None]):
         place.display = bool(rows)
         legend = Content.styled(LEGEND, "$faint")
         place.update(Content("\n").join([*map(_content, rows), legend, Content("")]))
-
-    def action_scroll(self, step: int) -> None:
-        self.query_one("#gauge-body", VerticalScroll).scroll_relative(y=step, animate=False)
 
 
 def _content(row: Row) -> Content:
