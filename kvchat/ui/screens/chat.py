@@ -29,7 +29,7 @@ from kvchat.ui.controllers.composer import ComposerController
 from kvchat.ui.controllers.conversations import ConversationController
 from kvchat.ui.controllers.dialogs import Dialogs, Work
 from kvchat.ui.controllers.drafts import DraftController
-from kvchat.ui.controllers.engine_watch import EngineWatch, Shown
+from kvchat.ui.controllers.engine_watch import EngineWatch
 from kvchat.ui.controllers.formats import FormatController
 from kvchat.ui.controllers.message_actions import MessageActionsController
 from kvchat.ui.controllers.revisions import RevisionController
@@ -93,7 +93,6 @@ class ChatScreen(Screen[None]):
         self.own_keys: Mapping[str, str] = host.appearance().keys
         self.dialogs = Dialogs(self, self._draw_pending)
         self.notices = Notices(self, self.own_keys, self.dialogs)
-        self._last_rate: float | None = None
         self._place: object = None
         self._queued_s = 0.0
         self._has_been_seen = False
@@ -134,7 +133,7 @@ class ChatScreen(Screen[None]):
         self._inspector = InspectorController(self, chat, engine, turns, self._branch_names)
         panel, line = self.query_one(CachePanel), self.query_one(CacheLine)
         status = self.query_one(StatusBar)
-        self._watch = EngineWatch(engine, panel, line, status, self._phase_changed)
+        self._watch = EngineWatch(engine, turns, panel, line, status, self._phase_changed)
         self.begin(self.composer.read_history)
         self.prompt.focus()
         self._render_loop = RenderLoop(self, turns.drain)
@@ -424,7 +423,7 @@ class ChatScreen(Screen[None]):
         if not self.turns.is_any_running:
             self._render_loop.stop()
         if (answer := self.transcript.last_answer) is not None:
-            self._last_rate = answer.turn.timings.decode_tokens_per_s
+            self._watch.last_rate = answer.turn.timings.decode_tokens_per_s
         self.conversation_changed()
         self._start_next()
 
@@ -488,16 +487,8 @@ class ChatScreen(Screen[None]):
 
     def _look(self) -> None:
         """Draw the engine's state, and come back: often while an answer is written."""
-        shown = Shown(
-            session=conversation.session if (conversation := self.turns.conversation) else None,
-            names=self._branch_names(),
-            context_len=self.turns.context_len,
-            is_running=self.turns.is_running,
-            num_queued=len(self.turns.queue),
-            last_rate=self._last_rate,
-            on_screen=self._inspector.on_screen(),
-        )
-        self.set_timer(self._watch.look(shown), self._look)
+        until_next_s = self._watch.look(self._branch_names(), self._inspector.on_screen())
+        self.set_timer(until_next_s, self._look)
         if monotonic() - self.dialogs.typed_s > _TYPING_S:
             self.sessions.keep_fresh()
         # Full collections wait until no key was pressed for a while and nothing has scrolled.
