@@ -279,7 +279,7 @@ class CommandDispatcher:
                 self._screen.tell("a system prompt stands before everything else: this is a new conversation")
             self._screen.conversations.open_draft(Draft(system=text))
             return
-        current = conversation.session.system if conversation else self._turns.draft.system
+        current = conversation.session.system if conversation else self._turns.tab.draft.system
         self._screen.tell(one_line(current) or "there is no system prompt", title="system prompt")
 
     def cache(self, argument: str) -> None:
@@ -343,7 +343,7 @@ class CommandDispatcher:
     def rename(self, title: str) -> None:
         conversation = self._turns.conversation
         if conversation is None:
-            self._turns.draft = replace(self._turns.draft, title=title)
+            self._turns.tab.draft = replace(self._turns.tab.draft, title=title)
             self._screen.conversation_changed()
             return
         self._screen.begin(partial(self._screen.sessions.rename, conversation.session.id, title))

@@ -174,7 +174,7 @@ class ComposerController:
 
     async def _read(self) -> None:
         before, conversation = before_message(self.attachments), self._turns.conversation
-        system = self._turns.draft.system
+        system = self._turns.tab.draft.system
         try:
             num_tokens = await asyncio.to_thread(self._chat.variants.num_tokens, before)
             if not self._screen.is_engine_ready or self._turns.is_running:

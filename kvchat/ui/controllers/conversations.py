@@ -92,7 +92,7 @@ class ConversationController:
     def note(self, stop: str) -> str:
         """Return what is special about the conversation on screen. `stop`: the key that leaves an aside."""
         here = self._turns.conversation
-        system = self._turns.draft.system if here is None else here.session.system
+        system = self._turns.tab.draft.system if here is None else here.session.system
         notes = [_ASIDE_NOTE.format(stop)] if self.asides.shown is not None else []
         if self.temporary.is_shown and here is not None and not notes:
             notes = [_TEMPORARY_NOTE]

@@ -74,7 +74,7 @@ class EngineWatch:
             snapshot=self.snapshot,
             context_tokens=self._context_tokens(),
             tokens_per_s=self._history.tokens_per_s or self.last_rate,
-            num_queued=len(self._turns.queue),
+            num_queued=len(self._turns.tab.queue),
             trust=trust_words(conversation.session) if conversation else "",
         )
         words = figures.status, figures.num_queued, figures.trust

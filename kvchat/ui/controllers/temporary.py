@@ -44,7 +44,7 @@ class TemporaryController:
     def is_shown(self) -> bool:
         shown = self._turns.conversation
         if shown is None:
-            return self._turns.draft.is_temporary
+            return self._turns.tab.draft.is_temporary
         return self.is_temporary(shown)
 
     def is_temporary(self, conversation: "Conversation") -> bool:
@@ -60,7 +60,7 @@ class TemporaryController:
             self._screen.warn(_TOO_LATE)
             return
         if shown is None:
-            self._turns.draft = replace(self._turns.draft, is_temporary=False)
+            self._turns.tab.draft = replace(self._turns.tab.draft, is_temporary=False)
         else:
             self._turns.temporary.discard(shown.session.id)
         self._screen.tell("this conversation is kept, like any other")

@@ -476,7 +476,7 @@ class ChatScreen(Screen[None]):
         return window_hints(self.own_keys, is_busy=is_busy, is_editing=is_editing, is_covered=is_covered)
 
     def _draw_queue(self) -> None:
-        waiting = [one_line(shown_message(one.text)) or one.kind.value for one in self.turns.queue]
+        waiting = [one_line(shown_message(one.text)) or one.kind.value for one in self.turns.tab.queue]
         asked = [f"changed {one_line(shown_message(text))}" for text in self.revisions.asked]
         self.draw_lines("queue", [*asked, *(f"queued  {line}" for line in waiting)])
 
@@ -526,7 +526,7 @@ class ChatScreen(Screen[None]):
             else:
                 stored = self.sessions.sessions.title(conversation.session.id) if conversation else None
                 temporary = _TEMPORARY if self.conversations.temporary.is_shown else ""
-                title, note = stored or self.turns.draft.title or temporary, self.conversations.note(stop)
+                title, note = stored or self.turns.tab.draft.title or temporary, self.conversations.note(stop)
                 text = heading_text(conversation, title, width, note, model_parts(self.snapshot))
             heading.update(Content(text), layout=False)
             heading.set_class(editing is not None, "-editing")
