@@ -13,7 +13,7 @@ from textual.timer import Timer
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.session.tree import Turn
 from kvchat.ui.controllers.dialogs import Dialogs, Work
-from kvchat.ui.state.queued_turn import QueuedTurn
+from kvchat.ui.state.conversation_tab import QueuedTurn
 from kvchat.ui.widgets.prompt_input import Prompt
 from kvchat.ui.widgets.session_rows import Held, SessionListOptions, SessionWithBranches
 

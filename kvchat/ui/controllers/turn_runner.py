@@ -25,8 +25,8 @@ from kvchat.ui.state.conversation_tab import (
     unseen_words,
     unsent_message,
 )
-from kvchat.ui.state.queued_turn import QueuedTurn as QueuedTurn
-from kvchat.ui.state.queued_turn import TurnKind as TurnKind
+from kvchat.ui.state.conversation_tab import QueuedTurn as QueuedTurn
+from kvchat.ui.state.conversation_tab import TurnKind as TurnKind
 from kvchat.ui.terminal.garbage import GarbageSchedule
 from kvchat.ui.widgets.answer import AnswerView
 from kvchat.ui.widgets.transcript import Transcript

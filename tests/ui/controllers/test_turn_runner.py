@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.app.turn_thread import TurnEnded
-from kvchat.ui.state.queued_turn import QueuedTurn, TurnKind
+from kvchat.ui.state.conversation_tab import QueuedTurn, TurnKind
 from tests.ui.harness import window
 from tests.ui.scripted import Answer, ScriptedChat
 
