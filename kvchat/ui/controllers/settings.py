@@ -13,7 +13,7 @@ from kvchat.text.fit_text import one_line, padded
 from kvchat.ui.controllers.conversations import ConversationController
 from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.turn_runner import TurnRunner
-from kvchat.ui.state.argument_completion import Argument, setting_arguments
+from kvchat.ui.state.completion import Argument, setting_arguments
 from kvchat.ui.theme import KVCHAT_THEME, unknown_theme
 
 if TYPE_CHECKING:
