@@ -146,7 +146,7 @@ class CommandDispatcher:
 
     def answer(self, _argument: str) -> None:
         """Let a question come that waited because something was typed."""
-        if not self._screen.dialogs.pending.open():
+        if not self._screen.dialogs.open_pending():
             self._screen.tell("no question waits")
 
     def new(self, title: str = "") -> None:

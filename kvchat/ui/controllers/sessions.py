@@ -20,7 +20,7 @@ from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.turn_runner import TurnRunner
 from kvchat.ui.key_names import key_name
 from kvchat.ui.state.stored_sessions import StoredSessions
-from kvchat.ui.widgets.session_rows import SearchFinding, title_of
+from kvchat.ui.widgets.session_rows import SearchFinding, SessionListOptions, title_of
 
 if TYPE_CHECKING:
     from kvchat.app.interface_host import InterfaceHost
@@ -85,13 +85,19 @@ class SessionController:
     def draw(self) -> None:
         """Draw what was read last."""
         self._drawn_as, self._drawn_s = self._figures(), monotonic()
-        options = self.sessions.options(
-            self._turns.conversation,
-            self._screen.held_sessions(),
-            self._finding,
-            self._screen.held_branches(),
+        here, stored = self._turns.conversation, self.sessions
+        options = SessionListOptions(
+            active_session=here.session.id if here else None,
+            active_branch=here.branch.name if here else None,
+            held=self._screen.held_sessions(),
+            held_branches=self._screen.held_branches(),
+            places=stored.places,
+            now=time(),
+            approximate=stored.approximate,
+            on_disk=stored.on_disk,
+            finding=self._finding,
         )
-        self._screen.draw_sessions(self.sessions.entries, options)
+        self._screen.draw_sessions(stored.entries, options)
 
     def keep_fresh(self) -> None:
         """Draw marks, bytes and ages again where they have changed; cheap where not, so call it often."""
