@@ -7,6 +7,7 @@ from typing import ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
+from textual.content import Content
 from textual.notifications import SeverityLevel
 from textual.screen import Screen
 from textual.widgets import Static
@@ -17,7 +18,6 @@ from kvchat.ui.controllers.dialogs import Dialogs
 from kvchat.ui.key_names import key_name
 from kvchat.ui.screens.dialog import Dialog
 from kvchat.ui.widgets.composer import Composer
-from kvchat.ui.widgets.long_text import LongText
 
 _MOST = 500
 _SHORT = {"information": "info"}
@@ -95,7 +95,7 @@ class NoticesScreen(Dialog[bool | None]):
     def compose(self) -> ComposeResult:
         with VerticalScroll(classes="dialog wide"):
             yield Static("Notices of this run", classes="dialog-title", markup=False)
-            yield LongText(self._text)
+            yield Static(Content(self._text), markup=False)
             yield Static("↑↓ scroll · c copies all · esc closes", classes="dialog-keys", markup=False)
 
     def on_mount(self) -> None:

@@ -8,6 +8,7 @@ from typing import ClassVar, Final, Self
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
+from textual.content import Content
 from textual.geometry import Region, Size
 from textual.layout import DockArrangeResult
 from textual.message import Message
@@ -21,7 +22,6 @@ from kvchat.text.attached_files import shown_message
 from kvchat.text.figures import plural
 from kvchat.text.fit_text import clean_text
 from kvchat.ui.widgets.answer import AnswerView, Column, EndingLine
-from kvchat.ui.widgets.long_text import LongText
 from kvchat.ui.widgets.welcome import Welcome
 
 BUDGET_S: Final = 0.02
@@ -72,11 +72,11 @@ _AHEAD_PAGES = 2
 """Earlier turns come when there is less than this above what is on screen."""
 
 
-class QuestionView(LongText):
+class QuestionView(Static):
     """A message of the person."""
 
     def __init__(self, turn: Turn) -> None:
-        super().__init__(shown_message(clean_text(turn.text)), classes="question")
+        super().__init__(Content(shown_message(clean_text(turn.text))), markup=False, classes="question")
         self.turn = turn
         self.border_title = "editing"
 

@@ -175,7 +175,7 @@ def test_branches_are_called_by_their_own_name_and_those_of_one_session_are_told
     options = PanelOptions(width=40, max_rows=99, names=names, live=Live())
     rows = panel_rows(scripted_snapshot(held), options)
     shown = [row_text(row)[2:].split("  ")[0] for row in rows if row_text(row)[:2] in ("▸ ", "● ", "  ")]
-    assert shown[-4:] == ["Trip to Oslo", "s2", "Trip to Os… › #2", "by boat"]
+    assert shown[-5:-1] == ["Trip to Oslo", "s2", "Trip to Os… › #2", "by boat"]
 
 
 def test_alike_neighbours_share_a_row_that_adds_their_bytes_until_it_is_expanded() -> None:
