@@ -27,7 +27,6 @@ class SlashCommand:
 
     @property
     def help(self) -> str:
-        """What it does, and what it is called too."""
         others = ", ".join(f"/{name}" for name in self.aliases)
         return f"{self.summary} (also {others})" if others else self.summary
 

@@ -62,7 +62,6 @@ class AsideController:
 
     @property
     def shown(self) -> Aside | None:
-        """The aside on screen, if there is one."""
         return self._aside_of(self._turns.conversation)
 
     def _aside_of(self, conversation: "Conversation | None") -> Aside | None:
@@ -72,7 +71,6 @@ class AsideController:
         return replace(found, here=conversation)  # opened anew, it knows what was said since
 
     async def begin(self, text: str) -> None:
-        """Ask something on a fork that is thrown away afterwards."""
         back = self._turns.conversation
         assert back is not None
         if self.shown is None:

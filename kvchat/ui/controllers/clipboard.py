@@ -33,7 +33,6 @@ class Clipboard:
         self._screen = screen
 
     async def copy_code(self, turn: Turn) -> None:
-        """Copy the code of an answer, all blocks of it."""
         code = code_of(turn.text)
         if code:
             await self.copy(code)
@@ -41,7 +40,6 @@ class Clipboard:
             self._screen.warn("there is no code in this answer")
 
     def edit_prompt(self, text: str) -> None:
-        """Let the person write the message in the editor."""
         changed = self._edited(text)
         if changed is not None:
             self._screen.prompt.write(changed)
@@ -51,7 +49,6 @@ class Clipboard:
         self._edited(turn.text)
 
     async def copy(self, text: str) -> None:
-        """Copy a text and say by which route."""
         route = await asyncio.to_thread(copy_by_tool, text)
         if route is None:
             # Nothing says whether a terminal has taken it.

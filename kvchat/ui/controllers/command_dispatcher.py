@@ -224,7 +224,6 @@ class CommandDispatcher:
             self.run_on(answer, "open")
 
     def run_on(self, turn: Turn, name: str) -> None:
-        """Run what was chosen for one message."""
         if name in ("edit", "drop", "retry", "compare") and not self._is_free(name):
             return
         screen = self._screen
@@ -377,7 +376,6 @@ class CommandDispatcher:
         return question
 
     def _is_free(self, purpose: str) -> bool:
-        """Return whether no answer is being written; say so otherwise."""
         if self._turns.is_running:
             self._screen.warn(f"an answer is being written: esc stops it, then {purpose}")
         return not self._turns.is_running

@@ -94,12 +94,10 @@ class ComposerController:
             self._set((*put_aside, *(one for one in self.attachments if one not in self._of_edit)))
 
     def attach(self, path: str) -> None:
-        """Read a file and let it go with the next message."""
         self._num_unread += 1
         self._screen.begin(partial(self._attach, Path(path)))
 
     def attach_text(self, text: str) -> None:
-        """Let a long paste go with the next message."""
         number = sum(one.name.startswith(PASTED) for one in self.attachments) + 1
         name = PASTED if number == 1 else f"{PASTED} {number}"
         self._add(Attachment(name=name, text=text))

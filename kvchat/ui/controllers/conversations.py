@@ -183,7 +183,8 @@ class ConversationController:
         self._is_opening = False
         self._composer.read_again()
         self._screen.begin(partial(self._drafts.give_back, conversation))
-        self._take_entered()
+        for event in self._let_go_of_entered():  # the rest waits if that opens another
+            self._screen.submit(event)
         if conversation is not None:
             self._screen.begin(partial(self._tell_cached, conversation), group="cached")
             for notice in await asyncio.to_thread(self._chat.notices, conversation):
@@ -228,11 +229,6 @@ class ConversationController:
             if closing:
                 self._screen.begin(partial(self._close, closing))
         return conversation
-
-    def _take_entered(self) -> None:
-        """Do what was entered while the conversation came on screen; the rest waits if that opens another."""
-        for event in self._let_go_of_entered():
-            self._screen.submit(event)
 
     def _give_back_entered(self) -> None:
         """Put what was meant for a conversation that did not come into the prompt again; the history has the

@@ -59,7 +59,6 @@ class Dialogs:
             self._command_s = None
 
     async def run(self, work: Work, asked_s: float) -> None:
-        """Run work that a key pressed at `asked_s` has led to."""
         _ASKED_S.set(asked_s)
         await work()
 
@@ -115,7 +114,6 @@ class Dialogs:
         return await self.ask_deferred(question, ask)
 
     async def note(self, title: str, text: str) -> None:
-        """Show a text until it is closed; inside work."""
         from kvchat.ui.screens.choices import NoteScreen
 
         await self.ask_deferred(title, partial(NoteScreen, title, text))

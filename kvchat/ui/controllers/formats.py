@@ -51,12 +51,12 @@ class FormatController:
 
     def choose(self, conversation: "Conversation", wanted: str) -> None:
         """Keep the KV of the conversation on screen in another format; without one, say which it is."""
-        wanted = wanted.lower()
+        wanted, snapshot = wanted.lower(), self._screen.snapshot
+        origin = origin_of(conversation.session.namespace)
         if not wanted:
-            origin = origin_of(conversation.session.namespace)
             kept = EXACT if origin is None else f"{origin.cache_format}, converted"
             self._screen.tell(f"Format: {kept}. {_AVAILABLE}")
-        elif wanted == EXACT and self._is_exact(conversation):
+        elif wanted == EXACT and origin is None and (snapshot is None or snapshot.is_exact):
             self._screen.tell("Format: exact already")
         elif not self._is_answering():
             self._screen.tell(f"Measuring {wanted}; you can keep chatting")
@@ -133,10 +133,6 @@ class FormatController:
             words = await self._settings.begin_anew(change)
             if words is not None:
                 self._screen.tell(words + then, title=wanted)
-
-    def _is_exact(self, conversation: "Conversation") -> bool:
-        snapshot = self._screen.snapshot
-        return (snapshot is None or snapshot.is_exact) and origin_of(conversation.session.namespace) is None
 
     def _is_answering(self) -> bool:
         is_answering = self._turns.is_any_running or self._turns.is_busy

@@ -53,7 +53,6 @@ class Action:
     note: str = ""
 
     def line(self, width: int) -> Content:
-        """Return the line with a label of so many cells."""
         key = Content.styled(f" {self.key}  ", Style(bold=True))
         note = Content.styled(f"   {self.note}" if self.note else "", "$note")
         return key + Content(padded(self.label, width)) + note
@@ -79,7 +78,6 @@ class MessageActionsController:
     # At a message
 
     async def choose(self, turn: Turn) -> None:
-        """Let the person choose what to do with a message."""
         conversation = self._turns.conversation
         if conversation is None:
             return
@@ -154,7 +152,6 @@ class MessageActionsController:
         self._screen.queue(QueuedTurn(kind=TurnKind.RETRY))
 
     def fork(self, name: str) -> None:
-        """Go on from here on a new branch."""
         self._conversations.open_with(partial(self._forked, None, name))
 
     async def _fork_at(self, turn: Turn) -> "Conversation":

@@ -78,12 +78,10 @@ class SessionController:
         self._drawn_s = 0.0
 
     def refresh(self) -> None:
-        """Read the store again and draw it."""
         self._note_opened()
         self._screen.begin(self._refresh, group="sessions")
 
     def draw(self) -> None:
-        """Draw what was read last."""
         self._drawn_as, self._drawn_s = self._figures(), monotonic()
         here, stored = self._turns.conversation, self.sessions
         options = SessionListOptions(
@@ -214,7 +212,6 @@ class SessionController:
         await self._change(lambda: self._store.rename(session_id, title))
 
     async def ask_for_title(self, session_id: SessionId) -> None:
-        """Rename a session as the person writes it."""
         from kvchat.ui.screens.choices import LineScreen
 
         title = self.sessions.title(session_id) or ""

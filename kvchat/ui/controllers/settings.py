@@ -92,7 +92,6 @@ class SettingsController:
         self._screen.begin(partial(self.change, "display.theme", name))
 
     def reload(self) -> None:
-        """Begin to load the engine again."""
         if self._turns.is_any_running:
             self._screen.warn("an answer is being written: esc stops it, then load again")
         else:
@@ -186,7 +185,6 @@ class SettingsController:
         return "" if value in (None, entry.value) else await self.change(name, value)
 
     async def change(self, name: str, value: str) -> str:
-        """Change a setting, and return what was told of it."""
         try:
             if name == "display.theme" and value and value not in self._screen.app.available_themes:
                 raise UsageError(unknown_theme(value))

@@ -76,7 +76,6 @@ class TurnRunner:
 
     @property
     def conversation(self) -> "Conversation | None":
-        """What is on screen; None for a draft."""
         return self.tab.conversation
 
     @property
@@ -87,12 +86,10 @@ class TurnRunner:
 
     @property
     def is_running(self) -> bool:
-        """Whether the conversation on screen is being answered."""
         return self.tab.feed.is_running
 
     @property
     def is_busy(self) -> bool:
-        """Whether a turn runs or waits in the conversation on screen."""
         return self.tab.is_busy
 
     @property
@@ -109,7 +106,6 @@ class TurnRunner:
 
     @property
     def behind(self) -> "Sequence[Conversation]":
-        """What is being answered behind the screen."""
         return [tab.conversation for tab in self._behind if tab.conversation is not None]
 
     @property
@@ -133,7 +129,6 @@ class TurnRunner:
         return any(one is not None and one.session.id == session_id for one in writing)
 
     def add(self, pending: QueuedTurn) -> None:
-        """Queue a turn; `start_next` runs it."""
         self.tab.queue.append(pending)
         self._screen.queue_changed()
 
@@ -328,14 +323,10 @@ class TurnRunner:
         self._question_id = event.question.id if event.question else None
         await self._transcript.cut_after(first.parent_id)
         self._answer = await self._transcript.begin_turn(event.question, event.answer)
-        self._tell_own_branch()
+        here, moved = self.stored.branch.name, self.stored.diverged_from
+        if moved is not None:
+            self._screen.warn(_OWN_BRANCH.format(one_line(here), one_line(moved)))
         self._screen.conversation_changed()
-
-    def _tell_own_branch(self) -> None:
-        """Say that a message went to a branch of its own, since another window has moved its branch."""
-        here, other = self.stored.branch.name, self.stored.diverged_from
-        if other is not None:
-            self._screen.warn(_OWN_BRANCH.format(one_line(here), one_line(other)))
 
     async def _draw_text(self, deltas: list[TextDelta]) -> None:
         if self._answer is None:

@@ -167,7 +167,6 @@ class ChatScreen(Screen[None]):
         self.notices.toast("error", message, title, 15)
 
     def begin(self, work: Work, *, group: str = "", asked_s: float | None = None) -> None:
-        """Run something that may wait; see `ScreenServices.begin`."""
         asked_s = self.dialogs.asked_s if asked_s is None else asked_s
         running = partial(self._run, work, asked_s)
         self.run_worker(running, group=group or "work", exclusive=bool(group))  # type: ignore[arg-type]
@@ -240,7 +239,6 @@ class ChatScreen(Screen[None]):
     # Keys
 
     def action_run(self, command: str) -> None:
-        """Run a command as if it had been typed without an argument."""
         self.commands.run(f"/{command}")
 
     def action_sessions(self) -> None:
@@ -250,7 +248,6 @@ class ChatScreen(Screen[None]):
             self.show_sessions_pane()
 
     def action_find(self, words: str = "") -> None:
-        """Let the person look for words in sessions and messages."""
         self.query_one(Panes).find(words)
 
     def action_cache(self) -> None:
@@ -315,7 +312,6 @@ class ChatScreen(Screen[None]):
             self._stop()
 
     def stop_answer(self) -> None:
-        """Stop the answer and what waits behind it, and nothing else."""
         if self.turns.is_busy:
             self._stop()
         else:

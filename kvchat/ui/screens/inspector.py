@@ -127,7 +127,6 @@ class InspectorScreen(Dialog[None]):
         self._show_view(InspectorView.BLOCKS if self._view is InspectorView.EVENTS else InspectorView.EVENTS)
 
     def action_write(self) -> None:
-        """Write what is shown to a file."""
         if self._view is InspectorView.EVENTS:
             self._reader.write("events", self._shown_events[::-1])
         elif self._view is InspectorView.BLOCKS:

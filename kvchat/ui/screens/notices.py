@@ -66,7 +66,6 @@ class Notices:
             await copy(text)
 
     def text(self) -> str:
-        """Return a line for each notice, the newest last."""
         return "\n".join(self._lines) or "no notices yet"
 
     def _note(self, severity: str, words: str) -> None:

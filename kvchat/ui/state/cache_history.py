@@ -61,7 +61,6 @@ class History:
         return (last - first) / span_s if span_s >= _MIN_SPAN_S and last > first else None
 
     def observe(self, now_s: float, snapshot: CacheSnapshot) -> Recent:
-        """Note the cache's state and return what to show."""
         self._observe_rate(now_s, snapshot)
         self._observe_reuse(snapshot)
         self._observe_moves(now_s, snapshot.moved)

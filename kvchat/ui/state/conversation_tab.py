@@ -65,7 +65,6 @@ class QueuedTurn:
     reading: "ReadAhead | None" = None
 
     def run(self, chat: "Chat", conversation: "Conversation") -> Iterator[ChatEvent]:
-        """Yield what a conversation is answered."""
         match self.kind:
             case TurnKind.SEND:
                 yield from chat.send(conversation, self.text)
@@ -110,7 +109,6 @@ class ConversationTab:
         return self.feed.is_running or bool(self.queue)
 
     def holds(self, conversation: "Conversation | None") -> bool:
-        """Whether this is the tab of a conversation's branch."""
         if self.conversation is None or conversation is None:
             return False
         return branch_key(self.conversation) == branch_key(conversation)

@@ -196,7 +196,6 @@ class AnswerView(Column):
             self._reasoning.fold(is_folded)
 
     async def finish(self, turn: Turn) -> None:
-        """Show the answer as stored."""
         self.turn = turn
         self._body.finish(clean_text(turn.text))
         self._show_reasoning(clean_text(turn.reasoning))

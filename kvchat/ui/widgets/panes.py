@@ -105,7 +105,6 @@ class SessionsPane(Vertical):
         yield SessionList(id="sessions")
 
     def find(self, words: str) -> None:
-        """Let the person look for words."""
         field = self.query_one(FindField)
         field.value = words or field.value
         field.cursor_position = len(field.value)
@@ -177,7 +176,6 @@ class Panes(Horizontal):
             self._change(self._request.withdrawn)
 
     def show_sessions(self) -> None:
-        """Let the person choose a session."""
         self._change(replace(self._request, sessions=True, last="sessions"))
         self.query_one(SessionList).focus()
 
@@ -189,7 +187,6 @@ class Panes(Horizontal):
         return True
 
     def find(self, words: str) -> None:
-        """Let the person look for words in sessions and messages."""
         self._change(replace(self._request, sessions=True, last="sessions"))
         self.query_one(SessionsPane).find(words)
 

@@ -132,7 +132,6 @@ class Prompt(TextArea):
         self._send_keys, self._newline_keys = _SEND_KEYS, _NEWLINE_KEYS
 
     def use_keys(self, own_keys: Mapping[str, str]) -> None:
-        """Send and make lines by a person's own keys."""
         self._send_keys = frozenset(keys_of(own_keys, "send")) or _SEND_KEYS
         self._newline_keys = frozenset(keys_of(own_keys, "newline")) or _NEWLINE_KEYS
 
@@ -187,7 +186,6 @@ class Prompt(TextArea):
 
     @property
     def messages(self) -> tuple[str, ...]:
-        """What was sent before, oldest first."""
         return tuple(text for text, is_command in self._history if not is_command)
 
     def begin_history(self, messages: Sequence[str]) -> None:
@@ -377,7 +375,6 @@ class Prompt(TextArea):
         self.complete()
 
     def complete(self) -> None:
-        """Offer what the line may become."""
         self._looked_at = (self.text, self._has_typed_slash)
         self._has_moved = False
         if self._walk is not None and self._walk.origin == self._looked_at:

@@ -302,7 +302,6 @@ class Transcript(VerticalScroll):
                 await view.remove()
 
     def fold_reasoning(self) -> None:
-        """Fold or unfold all reasoning."""
         self._folds_reasoning = not self._folds_reasoning
         for view in self.query(AnswerView):
             view.fold_reasoning(self._folds_reasoning)

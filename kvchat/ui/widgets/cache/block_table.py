@@ -66,7 +66,6 @@ class BlockTable(RowList):
 
     @property
     def block(self) -> tuple[InspectedBlock, str] | None:
-        """The chosen block and its words, if there is any."""
         return self.values[self.chosen] if self.chosen < len(self.values) else None
 
     def show_blocks(self, blocks: Sequence[tuple[InspectedBlock, str]], moved: frozenset[int]) -> None:

@@ -53,12 +53,10 @@ class CachePanel(RowView):
         self._refresh_changed(before)
 
     def toggle_frozen(self) -> None:
-        """Let the panel stand still, or follow the engine again."""
         self.frozen_at = "" if self.frozen_at else strftime("%H:%M:%S")
         self._compose_rows()
 
     def toggle_expanded(self) -> None:
-        """Give each layer its own row, or let alike neighbours share one."""
         self.is_expanded = not self.is_expanded
         self._compose_rows()
 

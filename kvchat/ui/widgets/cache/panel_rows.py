@@ -193,7 +193,6 @@ def _layer_row(layer: LayerUsage, num_blocks: int) -> LayerRow:
 
 
 def _likeness(row: LayerRow) -> LayerRow:
-    """Return a layer's row without its place."""
     return replace(row, first=0, last=0)
 
 
@@ -226,7 +225,6 @@ def _needed_cells(row: LayerRow, scale: int, block_size: int) -> int:
 
 
 def _kind_note(row: LayerRow) -> str:
-    """Return what makes a layer differ from a full one."""
     if row.window is not None:
         return f"{'chunk' if row.kind == 'chunked' else 'window'} {row.window}"
     if row.is_state:

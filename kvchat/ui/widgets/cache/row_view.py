@@ -34,7 +34,6 @@ def row_text(row: Row) -> str:
 
 
 def figure_row(label: str, value: str, width: int, look: Look = Look.FAINT) -> Row:
-    """Return a label, and a figure at the right edge."""
     return (label, look), (value.rjust(width - len(label)), Look.VALUE)
 
 
