@@ -47,7 +47,6 @@ _LATER = (
     "kvchat.ui.widgets.answer_markdown",
     "kvchat.ui.screens.choices",
     "kvchat.ui.screens.help",
-    "kvchat.ui.screens.prompt_history",
     "kvchat.ui.screens.inspector",
     "kvchat.ui.screens.compare",
     "kvchat.ui.screens.tokens",

@@ -125,7 +125,7 @@ class ComposerController:
 
     async def find_message(self) -> None:
         """Put an earlier message that the person looks for into the prompt."""
-        from kvchat.ui.screens.prompt_history import PromptHistoryScreen
+        from kvchat.ui.screens.choices import PromptHistoryScreen
 
         prompt = self._screen.prompt
         message = await self._screen.dialogs.ask(PromptHistoryScreen(prompt.messages))

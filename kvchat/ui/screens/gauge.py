@@ -12,7 +12,7 @@ from kvchat.app.interface_types import Gauged
 from kvchat.engine.quality.frontier import recommended
 from kvchat.ui.screens.dialog import InterruptingDialog
 from kvchat.ui.widgets.cache.frontier_rows import LEGEND, frontier_rows
-from kvchat.ui.widgets.cache.row_view import Look, Row
+from kvchat.ui.widgets.cache.row_view import Look, row_content
 
 _AROUND = 4
 """Rows of the screen that are neither plot nor table."""
@@ -52,8 +52,4 @@ class GaugeScreen(InterruptingDialog[None]):
         place = self.query_one("#gauge-plot", Static)
         place.display = bool(rows)
         legend = Content.styled(LEGEND, "$faint")
-        place.update(Content("\n").join([*map(_content, rows), legend, Content("")]))
-
-
-def _content(row: Row) -> Content:
-    return Content("").join(Content.styled(text, _STYLES.get(look, "")) for text, look in row)
+        place.update(Content("\n").join([*(row_content(row, _STYLES) for row in rows), legend, Content("")]))

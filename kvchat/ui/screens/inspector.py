@@ -12,7 +12,6 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
-from textual.style import Style
 from textual.widgets import Static
 
 from kvchat.engine.api.cache_events import MOST_EVENTS, CacheEvent, CacheEventKind
@@ -39,7 +38,7 @@ from kvchat.ui.widgets.cache.inspector_rows import (
     source_row,
 )
 from kvchat.ui.widgets.cache.panel_rows import layer_rows, layer_section
-from kvchat.ui.widgets.cache.row_view import Look, Row, row_text
+from kvchat.ui.widgets.cache.row_view import Look, Row, row_content, row_text
 
 _INTERVAL_S = 0.5
 _MOST_SOURCES = 6
@@ -225,8 +224,9 @@ class InspectorScreen(Dialog[None]):
         # Those around the chosen one where there are too many.
         first = min(max(0, self._chosen - _MOST_SOURCES // 2), max(0, len(self._sources) - _MOST_SOURCES))
         listed = list(enumerate(self._sources))[first : first + _MOST_SOURCES]
-        lines = [source_row(one, width, is_chosen=number == self._chosen) for number, one in listed]
-        self.query_one("#inspector-sources", Static).update(Content("\n").join(map(_content, lines)))
+        rows = [source_row(one, width, is_chosen=number == self._chosen) for number, one in listed]
+        lines = [row_content(row, {Look.DIFFERENT: "bold"}) for row in rows]
+        self.query_one("#inspector-sources", Static).update(Content("\n").join(lines))
         self.query_one("#inspector-heading", Static).update(Content(row_text(heading)))
         self.query_one("#inspector-keys", Static).update(Content(fitted(_KEYS.format(self._view), width)))
         self._draw_detail()
@@ -259,7 +259,3 @@ class InspectorScreen(Dialog[None]):
         snapshot = self._reader.snapshot
         groups = snapshot.groups if snapshot else ()
         place.update(Content("\n".join(detail_lines(block, groups, words, place.content_size.width))))
-
-
-def _content(row: Row) -> Content:
-    return Content("").join(Content.styled(text, Style(bold=look is Look.DIFFERENT)) for text, look in row)

@@ -340,16 +340,13 @@ def _layer_bar(row: LayerRow, bar_width: int, scale: int, block_size: int) -> tu
     return _padded((*bar_runs(counts, scale), (MARKS[Look.FREE] * num_free, Look.FREE)), bar_width)
 
 
-def _width(runs: Sequence[Run]) -> int:
-    return sum(len(text) for text, _ in runs)
-
-
 def _padded(runs: Sequence[Run], width: int) -> tuple[Run, ...]:
     """Return runs that are exactly `width` cells wide together."""
     fitted: list[Run] = []
     for text, look in runs:
-        fitted.append((text[: width - _width(fitted)], look))
-    return *fitted, (" " * (width - _width(fitted)), Look.FAINT)
+        fitted.append((text[:width], look))
+        width -= len(fitted[-1][0])
+    return *fitted, (" " * width, Look.FAINT)
 
 
 def _legend(width: int) -> Row:

@@ -1,9 +1,11 @@
 """Styled runs of text that cache displays are made of, and the widget that draws lines of them."""
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 from rich.segment import Segment
 from rich.style import Style
+from textual.content import Content
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
@@ -31,6 +33,11 @@ Row = tuple[Run, ...]
 
 def row_text(row: Row) -> str:
     return "".join(text for text, _ in row)
+
+
+def row_content(row: Row, styles: Mapping[Look, str]) -> Content:
+    """Return a row for a widget of text; a look that is not among the `styles` has none."""
+    return Content("").join(Content.styled(text, styles.get(look, "")) for text, look in row)
 
 
 def figure_row(label: str, value: str, width: int, look: Look = Look.FAINT) -> Row:
