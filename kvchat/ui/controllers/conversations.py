@@ -15,12 +15,11 @@ from kvchat.session.tree import Branch, BranchName, Finish, SessionId, TurnId
 from kvchat.text.cache_usage import reach_words
 from kvchat.text.figures import plural
 from kvchat.text.fit_text import one_line
-from kvchat.ui.controllers.asides import AsideController
 from kvchat.ui.controllers.composer import ComposerController
 from kvchat.ui.controllers.drafts import DraftController
 from kvchat.ui.controllers.revisions import RevisionController
 from kvchat.ui.controllers.screen_services import ScreenServices
-from kvchat.ui.controllers.temporary import TemporaryController
+from kvchat.ui.controllers.throwaway import AsideController, TemporaryController
 from kvchat.ui.controllers.turn_runner import TurnRunner
 from kvchat.ui.state.cached_prefix import path_request
 from kvchat.ui.state.conversation_tab import Draft

@@ -21,10 +21,10 @@ from kvchat.text.attached_files import shown_message
 from kvchat.text.cache_usage import price_words
 from kvchat.text.figures import plural
 from kvchat.text.fit_text import fitted, one_line, padded
-from kvchat.ui.controllers.asides import FREE, price_so_far
 from kvchat.ui.controllers.composer import ComposerController
 from kvchat.ui.controllers.conversations import ConversationController
 from kvchat.ui.controllers.screen_services import ScreenServices
+from kvchat.ui.controllers.throwaway import FREE, price_so_far
 from kvchat.ui.controllers.turn_runner import QueuedTurn, TurnKind, TurnRunner
 from kvchat.ui.state.conversation_tab import Draft
 from kvchat.ui.widgets.prompt_input import Prompt
