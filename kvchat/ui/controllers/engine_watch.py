@@ -1,6 +1,6 @@
 """Reads the engine's state again and again and draws it: cache panel and status bar."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,10 @@ from kvchat.ui.widgets.status_bar import StatusBar, StatusFigures
 
 if TYPE_CHECKING:
     from kvchat.chat.conversation import Conversation
+
+HeldBySession = Mapping[str, Held]
+HeldByBranch = Mapping[tuple[str, str], Held]
+"""By the session's id and the branch's name."""
 
 _LOADING_POLL_S, _BUSY_POLL_S = 1 / 12, 0.25
 _IDLE_POLL_S = 0.5
@@ -103,32 +107,30 @@ class EngineWatch:
         live = [branch.num_tokens for branch in self._branches if branch.running and branch.owner == owner]
         return max([self._turns.context_len, *live])
 
-    def held_sessions(self) -> dict[str, Held]:
-        """Return what each session with a live branch has on the device, by its id."""
-        held: dict[str, Held] = {}
-        for branch in self._branches:
-            before = held.get(branch.owner, Held(is_on_device=False))
-            held[branch.owner] = Held(
-                own_bytes=before.own_bytes + branch.own_bytes,
-                shared_bytes=max(before.shared_bytes, branch.shared_bytes),
-                is_on_device=before.is_on_device or any(branch.blocks_per_group),
-                is_running=before.is_running or branch.running,
-            )
-        return held
-
-    def held_branches(self, opened: "Iterable[Conversation]") -> dict[tuple[str, str], Held]:
-        """Return what each of some open conversations has on the device, by its session's id and its name."""
+    def held(self, opened: "Iterable[Conversation]") -> tuple[HeldBySession, HeldByBranch]:
+        """Return what each session with a live branch has on the device, and the same for those of its
+        branches that are among the `opened`.
+        """
         names = {one.engine_sequence: branch_key(one) for one in opened}
-        return {
-            names[branch.sequence]: Held(
+        sessions: dict[str, Held] = {}
+        branches: dict[tuple[str, str], Held] = {}
+        for branch in self._branches:
+            held = Held(
                 own_bytes=branch.own_bytes,
                 shared_bytes=branch.shared_bytes,
                 is_on_device=any(branch.blocks_per_group),
                 is_running=branch.running,
             )
-            for branch in self._branches
-            if branch.sequence in names
-        }
+            before = sessions.get(branch.owner, Held(is_on_device=False))
+            sessions[branch.owner] = Held(
+                own_bytes=before.own_bytes + held.own_bytes,
+                shared_bytes=max(before.shared_bytes, held.shared_bytes),
+                is_on_device=before.is_on_device or held.is_on_device,
+                is_running=before.is_running or held.is_running,
+            )
+            if branch.sequence in names:
+                branches[names[branch.sequence]] = held
+        return sessions, branches
 
     @property
     def _branches(self) -> Sequence[SequenceUsage]:

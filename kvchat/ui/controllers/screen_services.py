@@ -15,7 +15,7 @@ from kvchat.session.tree import Turn
 from kvchat.ui.controllers.dialogs import Dialogs, Work
 from kvchat.ui.state.conversation_tab import QueuedTurn
 from kvchat.ui.widgets.prompt_input import Prompt
-from kvchat.ui.widgets.session_rows import Held, SessionListOptions, SessionWithBranches
+from kvchat.ui.widgets.session_rows import SessionListOptions, SessionWithBranches
 
 if TYPE_CHECKING:
     from kvchat.chat.conversation import Conversation
@@ -84,14 +84,6 @@ class ScreenServices(Protocol):
     def draw_lines(self, place: str, lines: Sequence[str]) -> None: ...
 
     def draw_sessions(self, sessions: Sequence[SessionWithBranches], options: SessionListOptions) -> None: ...
-
-    def held_sessions(self) -> Mapping[str, Held]:
-        """Return what each session with a live branch has on the device, by its id."""
-        ...
-
-    def held_branches(self) -> Mapping[tuple[str, str], Held]:
-        """Return the same for each branch that is open, by session and name."""
-        ...
 
     def show_theme(self, name: str) -> None: ...
 

@@ -16,6 +16,7 @@ from kvchat.session.tree import SessionId
 from kvchat.text.figures import count_text, plural
 from kvchat.text.fit_text import UNTITLED, one_line
 from kvchat.ui.controllers.conversations import ConversationController
+from kvchat.ui.controllers.engine_watch import EngineWatch, HeldByBranch, HeldBySession
 from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.turn_runner import TurnRunner
 from kvchat.ui.key_names import key_name
@@ -57,11 +58,13 @@ class SessionController:
         files: "InterfaceHost",
         turns: TurnRunner,
         conversations: ConversationController,
+        watch: EngineWatch,
         initial: str | None,
     ) -> None:
         self.sessions = StoredSessions(store)
         self._screen = screen
         self._conversations = conversations
+        self._watch = watch
         self._store = store
         self._files = files
         self._turns = turns
@@ -74,7 +77,7 @@ class SessionController:
         self._has_looked = False
         self._told_salvage: object = None
         self.interrupted: SessionId | None = None
-        self._drawn_as: tuple[object, ...] = ()
+        self._drawn_as: tuple[HeldBySession, HeldByBranch, float] | None = None
         self._drawn_s = 0.0
 
     def refresh(self) -> None:
@@ -83,12 +86,12 @@ class SessionController:
 
     def draw(self) -> None:
         self._drawn_as, self._drawn_s = self._figures(), monotonic()
-        here, stored = self._turns.conversation, self.sessions
+        (held, held_branches, _), here, stored = self._drawn_as, self._turns.conversation, self.sessions
         options = SessionListOptions(
             active_session=here.session.id if here else None,
             active_branch=here.branch.name if here else None,
-            held=self._screen.held_sessions(),
-            held_branches=self._screen.held_branches(),
+            held=held,
+            held_branches=held_branches,
             places=stored.places,
             now=time(),
             approximate=stored.approximate,
@@ -99,13 +102,13 @@ class SessionController:
 
     def keep_fresh(self) -> None:
         """Draw marks, bytes and ages again where they have changed; cheap where not, so call it often."""
-        is_due = self._drawn_as and monotonic() - self._drawn_s >= _FRESH_S
+        is_due = self._drawn_as is not None and monotonic() - self._drawn_s >= _FRESH_S
         if is_due and self._figures() != self._drawn_as:
             self.draw()
 
-    def _figures(self) -> tuple[object, ...]:
+    def _figures(self) -> tuple[HeldBySession, HeldByBranch, float]:
         """Return what changes in the list while the store is as it was."""
-        return self._screen.held_sessions(), self._screen.held_branches(), time() // _MINUTE_S
+        return *self._watch.held(self._conversations.opened), time() // _MINUTE_S
 
     def find(self, words: str) -> None:
         """Show only what has all of some words: by title at once, in messages when typing rests."""

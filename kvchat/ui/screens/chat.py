@@ -49,7 +49,7 @@ from kvchat.ui.widgets.list_search_field import FindField
 from kvchat.ui.widgets.panes import Panes
 from kvchat.ui.widgets.prompt_input import Prompt
 from kvchat.ui.widgets.session_list import SessionList
-from kvchat.ui.widgets.session_rows import Held, SessionListOptions, SessionWithBranches
+from kvchat.ui.widgets.session_rows import SessionListOptions, SessionWithBranches
 from kvchat.ui.widgets.status_bar import StatusBar
 from kvchat.ui.widgets.transcript import Transcript
 from kvchat.ui.widgets.welcome import Welcome
@@ -124,16 +124,18 @@ class ChatScreen(Screen[None]):
             revisions=self.revisions,
             drafts=self.drafts,
         )
-        self.sessions = SessionController(self, chat.store, host, turns, self.conversations, self._initial)
+        panel, line = self.query_one(CachePanel), self.query_one(CacheLine)
+        status = self.query_one(StatusBar)
+        self._watch = watch = EngineWatch(engine, turns, panel, line, status, self._phase_changed)
+        self.sessions = SessionController(
+            self, chat.store, host, turns, self.conversations, watch, self._initial
+        )
         self.branching = MessageActionsController(self, chat, turns, self.conversations, self.composer)
         self.clipboard = Clipboard(self)
         self.settings = SettingsController(self, chat, host, turns, self.conversations)
         self.formats = FormatController(self, host, turns, self.settings)
         self.commands = CommandDispatcher(self, chat, turns)
         self._inspector = InspectorController(self, chat, engine, turns, self._branch_names)
-        panel, line = self.query_one(CachePanel), self.query_one(CacheLine)
-        status = self.query_one(StatusBar)
-        self._watch = EngineWatch(engine, turns, panel, line, status, self._phase_changed)
         self.begin(self.composer.read_history)
         self.prompt.focus()
         self._render_loop = RenderLoop(self, turns.drain)
@@ -353,12 +355,6 @@ class ChatScreen(Screen[None]):
     def draw_sessions(self, sessions: Sequence[SessionWithBranches], options: SessionListOptions) -> None:
         if self.is_attached and self.query(SessionList):  # the window may have been closed meanwhile
             self.query_one(SessionList).show_sessions(sessions, options)
-
-    def held_sessions(self) -> Mapping[str, Held]:
-        return self._watch.held_sessions()
-
-    def held_branches(self) -> Mapping[tuple[str, str], Held]:
-        return self._watch.held_branches(self.conversations.opened)
 
     def on_input_changed(self, event: Input.Changed) -> None:
         self.sessions.find(event.value.strip())
