@@ -15,7 +15,6 @@ from textual.content import Content
 from textual.widgets import Static
 
 from kvchat.engine.api.cache_events import MOST_EVENTS, CacheEvent, CacheEventKind
-from kvchat.engine.api.inspection import InspectedBlock
 from kvchat.engine.api.snapshot import LayerUsage
 from kvchat.errors import KvchatError
 from kvchat.text.figures import bytes_text, count_text
@@ -23,7 +22,7 @@ from kvchat.text.fit_text import fitted
 from kvchat.ui.controllers.cache_inspector import InspectorController
 from kvchat.ui.screens.dialog import Dialog
 from kvchat.ui.state.cache_history import SHOWN_S
-from kvchat.ui.widgets.cache.block_table import BlockTable, RowList
+from kvchat.ui.widgets.cache.block_table import BlockTable, BlockWithWords, RowList
 from kvchat.ui.widgets.cache.inspector_rows import (
     KINDS,
     RowSource,
@@ -199,7 +198,7 @@ class InspectorScreen(Dialog[None]):
             return ()
         return layers_of(self._source if self._view is InspectorView.LAYERS else None, snapshot)
 
-    def _show(self, blocks: Sequence[tuple[InspectedBlock, str]]) -> None:
+    def _show(self, blocks: Sequence[BlockWithWords]) -> None:
         """Draw the blocks; those whose place changed stand out for a moment."""
         if not self.is_open:
             return

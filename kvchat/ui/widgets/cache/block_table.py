@@ -13,6 +13,7 @@ from kvchat.engine.api.inspection import InspectedBlock
 from kvchat.ui.widgets.cache.inspector_rows import block_row
 from kvchat.ui.widgets.cache.row_view import Row, RowView
 
+BlockWithWords = tuple[InspectedBlock, str]
 _FAR = 10**9
 
 
@@ -65,10 +66,10 @@ class BlockTable(RowList):
         self._moved: frozenset[int] = frozenset()
 
     @property
-    def block(self) -> tuple[InspectedBlock, str] | None:
+    def block(self) -> BlockWithWords | None:
         return self.values[self.chosen] if self.chosen < len(self.values) else None
 
-    def show_blocks(self, blocks: Sequence[tuple[InspectedBlock, str]], moved: frozenset[int]) -> None:
+    def show_blocks(self, blocks: Sequence[BlockWithWords], moved: frozenset[int]) -> None:
         """Draw these blocks; `moved`: the first positions of those whose tier has changed."""
         self.chosen = min(self.chosen, max(0, len(blocks) - 1))
         if moved != self._moved:
@@ -93,7 +94,7 @@ class BlockTable(RowList):
     def on_click(self, event: events.Click) -> None:
         self.choose(event.y + self.scroll_offset.y)
 
-    def _row(self, value: tuple[InspectedBlock, str]) -> Row:
+    def _row(self, value: BlockWithWords) -> Row:
         block, words = value
         is_chosen, is_moved = value is self.block, block.start in self._moved
         return block_row(block, words, self.size.width, is_chosen=is_chosen, is_moved=is_moved)
