@@ -30,7 +30,7 @@ from kvchat.ui.commands import COMMANDS
 from kvchat.ui.controllers.turn_runner import TurnRunner
 from kvchat.ui.key_names import APP_KEYS
 from kvchat.ui.screens.chat import ChatScreen
-from kvchat.ui.screens.interrupting_dialog import InterruptingDialog
+from kvchat.ui.screens.dialog import InterruptingDialog
 from kvchat.ui.terminal.driver import EmojiFilter, TerminalDriver, early_events
 from kvchat.ui.terminal.stray_output import guarded_terminal, hang_up_told, key_by_key, size_of_terminal
 from kvchat.ui.theme import KVCHAT_THEME, legible_variables, unknown_theme
@@ -45,10 +45,8 @@ log = logging.getLogger(__name__)
 
 _LATER = (
     "kvchat.ui.widgets.answer_markdown",
-    "kvchat.ui.screens.confirm",
     "kvchat.ui.screens.choices",
     "kvchat.ui.screens.help",
-    "kvchat.ui.screens.prompt_history",
     "kvchat.ui.screens.inspector",
     "kvchat.ui.screens.compare",
     "kvchat.ui.screens.tokens",

@@ -4,15 +4,15 @@ import re
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SlashCommand:
     """A slash command. `argument` is how its argument is shown in help, empty where it takes none;
     `takes_lines`: that may have several lines. `is_for_lines`: it may be meant for a line in the list.
     """
 
     name: str
+    argument: str
     summary: str
-    argument: str = ""
     takes_lines: bool = False
     is_for_lines: bool = False
     aliases: tuple[str, ...] = ()
@@ -27,7 +27,6 @@ class SlashCommand:
 
     @property
     def help(self) -> str:
-        """What it does, and what it is called too."""
         others = ", ".join(f"/{name}" for name in self.aliases)
         return f"{self.summary} (also {others})" if others else self.summary
 
@@ -37,79 +36,50 @@ class SlashCommand:
 
 
 COMMANDS = (
+    SlashCommand("new", "[title]", "start a conversation; the one on screen stays", aliases=("clear",)),
+    SlashCommand("switch", "[name]", "open another conversation or branch"),
+    SlashCommand("fork", "[name]", "go on from here on a branch of its own"),
+    SlashCommand("retry", "[n]", "answer again on a new branch; n answers to compare"),
+    SlashCommand("edit", "[n]", "change your nth message from the end, on a branch"),
+    SlashCommand("undo", "[n]", "take back your last n messages; they stay on their branch"),
+    SlashCommand("search", "[words]", "find sessions by title, and messages by words"),
+    SlashCommand("tree", "", "this conversation's branches: open, compare, delete"),
+    SlashCommand("why", "[n]", "explain what the nth answer from the end reused"),
+    SlashCommand("model", "[name]", "choose or download another model; what fits"),
+    SlashCommand("copy", "[n|code]", "copy the nth answer from the end, or the last code"),
+    SlashCommand("export", "[file]", "write it to a file: .md .html .json .kvchat", is_for_lines=True),
+    SlashCommand("help", "", "keys and commands"),
+    SlashCommand("set", "[name value]", "see and change settings, in your own file"),
+    SlashCommand("theme", "NAME", "other colours; ansi-dark has the terminal's own"),
+    SlashCommand("screen", "[file]", "write what the screen shows to a file: .svg .txt"),
+    SlashCommand("cache", "[what]", "the cache panel; what: layers, blocks, freeze, format NAME"),
+    SlashCommand("attach", "FILE", "let a text file go with your message, as @file does"),
+    SlashCommand("detach", "", "remove what was attached last"),
+    SlashCommand("continue", "", "go on with an interrupted answer"),
+    SlashCommand("stop", "", "stop the answer"),
     SlashCommand(
-        name="new",
-        argument="[title]",
-        summary="start a conversation; the one on screen stays",
-        aliases=("clear",),
+        "aside", "[text]", "ask on a fork that is deleted afterwards; again: go back", takes_lines=True
     ),
-    SlashCommand(name="switch", argument="[name]", summary="open another conversation or branch"),
-    SlashCommand(name="fork", argument="[name]", summary="go on from here on a branch of its own"),
-    SlashCommand(name="retry", argument="[n]", summary="answer again on a new branch; n answers to compare"),
-    SlashCommand(name="edit", argument="[n]", summary="change your nth message from the end, on a branch"),
+    SlashCommand("temp", "", "start one that is deleted when you leave it; again: keep it"),
+    SlashCommand("drop", "[n]", "remove your nth message from the end"),
+    SlashCommand("summary", "", "sum it up on a branch; there again: begin anew with the summary"),
+    SlashCommand("tokens", "[n]", "open the nth answer from the end as tokens"),
+    SlashCommand("system", "[text]", "show the system prompt, or start anew with another", takes_lines=True),
+    SlashCommand("title", "TITLE", "rename the conversation", is_for_lines=True),
     SlashCommand(
-        name="undo", argument="[n]", summary="take back your last n messages; they stay on their branch"
-    ),
-    SlashCommand(name="search", argument="[words]", summary="find sessions by title, and messages by words"),
-    SlashCommand(name="tree", summary="this conversation's branches: open, compare, delete"),
-    SlashCommand(name="why", argument="[n]", summary="explain what the nth answer from the end reused"),
-    SlashCommand(name="model", argument="[name]", summary="choose or download another model; what fits"),
-    SlashCommand(
-        name="copy", argument="[n|code]", summary="copy the nth answer from the end, or the last code"
-    ),
-    SlashCommand(
-        name="export",
-        argument="[file]",
-        summary="write it to a file: .md .html .json .kvchat",
+        "pin",
+        "",
+        "keep the conversation on top of the list and its KV on disk, or no longer",
         is_for_lines=True,
     ),
-    SlashCommand(name="help", summary="keys and commands"),
-    SlashCommand(name="set", argument="[name value]", summary="see and change settings, in your own file"),
-    SlashCommand(name="theme", argument="NAME", summary="other colours; ansi-dark has the terminal's own"),
-    SlashCommand(
-        name="screen", argument="[file]", summary="write what the screen shows to a file: .svg .txt"
-    ),
-    SlashCommand(
-        name="cache", argument="[what]", summary="the cache panel; what: layers, blocks, freeze, format NAME"
-    ),
-    SlashCommand(
-        name="attach", argument="FILE", summary="let a text file go with your message, as @file does"
-    ),
-    SlashCommand(name="detach", summary="remove what was attached last"),
-    SlashCommand(name="continue", summary="go on with an interrupted answer"),
-    SlashCommand(name="stop", summary="stop the answer"),
-    SlashCommand(
-        name="aside",
-        argument="[text]",
-        summary="ask on a fork that is deleted afterwards; again: go back",
-        takes_lines=True,
-    ),
-    SlashCommand(name="temp", summary="start one that is deleted when you leave it; again: keep it"),
-    SlashCommand(name="drop", argument="[n]", summary="remove your nth message from the end"),
-    SlashCommand(name="summary", summary="sum it up on a branch; there again: begin anew with the summary"),
-    SlashCommand(name="tokens", argument="[n]", summary="open the nth answer from the end as tokens"),
-    SlashCommand(
-        name="system",
-        argument="[text]",
-        summary="show the system prompt, or start anew with another",
-        takes_lines=True,
-    ),
-    SlashCommand(name="title", argument="TITLE", summary="rename the conversation", is_for_lines=True),
-    SlashCommand(
-        name="pin",
-        summary="keep the conversation on top of the list and its KV on disk, or no longer",
-        is_for_lines=True,
-    ),
-    SlashCommand(
-        name="delete", summary="delete the conversation, which frees memory and disk", is_for_lines=True
-    ),
-    SlashCommand(name="history", summary="find an earlier message"),
-    SlashCommand(name="notices", summary="show every notice of this run"),
-    SlashCommand(name="open", argument="[n]", summary="open the nth answer from the end in $EDITOR"),
-    SlashCommand(name="gauge", argument="[format]", summary="measure what smaller cache formats lose here"),
-    SlashCommand(name="answer", summary="show the waiting question"),
-    SlashCommand(name="reload", summary="load the engine again"),
-    SlashCommand(name="quit", summary="quit; sessions are stored", aliases=("bye", "exit")),
+    SlashCommand("delete", "", "delete the conversation, which frees memory and disk", is_for_lines=True),
+    SlashCommand("history", "", "find an earlier message"),
+    SlashCommand("notices", "", "show every notice of this run"),
+    SlashCommand("open", "[n]", "open the nth answer from the end in $EDITOR"),
+    SlashCommand("gauge", "[format]", "measure what smaller cache formats lose here"),
+    SlashCommand("answer", "", "show the waiting question"),
+    SlashCommand("reload", "", "load the engine again"),
+    SlashCommand("quit", "", "quit; sessions are stored", aliases=("bye", "exit")),
 )
 """Most used first, as they are offered."""
 _BY_NAME = {name: command for command in COMMANDS for name in command.names}

@@ -144,7 +144,7 @@ ON_A_KEY = (
     "markdown_it",
     "tomllib",
     "kvchat.app.interface_host",
-    *(f"kvchat.ui.screens.{name}" for name in ("help", "inspector", "gauge", "choices", "confirm", "note")),
+    *(f"kvchat.ui.screens.{name}" for name in ("help", "inspector", "gauge", "choices")),
 )
 NOT_IMPORTED = {
     "--help": (

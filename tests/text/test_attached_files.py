@@ -19,7 +19,7 @@ from kvchat.text.attached_files import (
     take_out_files,
     tidy,
 )
-from kvchat.ui.state.path_completion import path_at_end, path_choices
+from kvchat.ui.state.completion import path_at_end, path_choices
 
 pytestmark = pytest.mark.pure
 

@@ -2,12 +2,14 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kvchat.app.interface_types import EngineView
+from kvchat.engine.api.cache_events import CacheEvent
+from kvchat.engine.api.inspection import InspectedBlock
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.errors import KvchatError
 from kvchat.ui.controllers.clipboard import named_file, write_text
@@ -21,7 +23,6 @@ from kvchat.ui.widgets.cache.panel_rows import BranchNames
 if TYPE_CHECKING:
     from kvchat.chat.conversation import Conversation
     from kvchat.chat.service import Chat
-    from kvchat.ui.screens.inspector import BlocksWithWords
 
 
 class InspectorController:
@@ -76,40 +77,32 @@ class InspectorController:
         finally:
             self._is_looking = False
 
-    def open(self) -> None:
-        self._screen.begin(self._open)
+    # For the inspector
 
-    async def _open(self) -> None:
-        from kvchat.ui.screens.inspector import CacheReader, InspectorScreen
+    @property
+    def snapshot(self) -> CacheSnapshot | None:
+        """The cache as it was last looked at."""
+        return self._screen.snapshot
 
-        reader = CacheReader(
-            snapshot=lambda: self._screen.snapshot,
-            sources=self._sources,
-            blocks=lambda source: asyncio.to_thread(self._read, source),
-            events=lambda since: asyncio.to_thread(self._engine.cache_events, since),
-            titles=lambda: self._names().of_sessions,
-            write=lambda what, values: self._screen.begin(partial(self._write, what, values)),
-        )
-        await self._screen.dialogs.ask(InspectorScreen(reader))
+    @property
+    def titles(self) -> Mapping[str, str]:
+        """What sessions are called, by id."""
+        return self._names().of_sessions
 
-    async def _write(self, what: str, values: Sequence[Any]) -> None:
-        """Write values as JSON Lines, for their owner alone."""
-        if not values:
-            self._screen.warn(f"there are no {what} to write")
-            return
-        lines = "".join(f"{json.dumps(asdict(value))}\n" for value in values)
-        file = named_file(f"kvchat-{what}", ".jsonl")
-        self._screen.tell(await asyncio.to_thread(write_text, file, lines), title=what)
-
-    def _sources(self) -> Sequence[RowSource]:
-        """Return whose blocks can be shown, that of the conversation on screen first."""
+    def sources(self) -> Sequence[RowSource]:
+        """Return whose blocks can be shown, that of the conversation on screen first; none while it loads."""
         snapshot = self._screen.snapshot
         if snapshot is None:
             return ()
         found = sources(snapshot, self._names(), self.on_screen())
         return sorted(found, key=lambda source: source.mark != "●")
 
-    def _read(self, source: RowSource) -> "BlocksWithWords":
+    def events(self, since: int) -> Sequence[CacheEvent]:
+        """Return the cache's events from this number on. Waits for the engine."""
+        return self._engine.cache_events(since)
+
+    def blocks(self, source: RowSource) -> Sequence[tuple[InspectedBlock, str]]:
+        """Return the blocks of a source, each with its words. Waits for the engine."""
         words: dict[tuple[int, ...], str] = {}
         blocks = self._engine.inspect(replace(source.request, with_states=True))
         for block in blocks:
@@ -117,3 +110,15 @@ class InspectorController:
             words[ids] = self._words.get(ids) or self._chat.variants.words(ids)
         self._words = words
         return [(block, words[block.token_ids]) for block in blocks]
+
+    def write(self, what: str, values: Sequence[Any]) -> None:
+        """Write values as JSON Lines to a file with a word in its name, and tell it."""
+        self._screen.begin(partial(self._write, what, values))
+
+    async def _write(self, what: str, values: Sequence[Any]) -> None:
+        if not values:
+            self._screen.warn(f"there are no {what} to write")
+            return
+        lines = "".join(f"{json.dumps(asdict(value))}\n" for value in values)
+        file = named_file(f"kvchat-{what}", ".jsonl")
+        self._screen.tell(await asyncio.to_thread(write_text, file, lines), title=what)

@@ -3,9 +3,12 @@
 import asyncio
 import os
 import re
-from functools import partial
+import subprocess
+import sys
+from collections.abc import Mapping
 from html import unescape
 from pathlib import Path
+from shutil import which
 from time import strftime
 
 from textual.app import SuspendNotSupported
@@ -17,6 +20,7 @@ from kvchat.text.figures import bytes_text, plural
 from kvchat.text.fit_text import padded
 from kvchat.ui.controllers.screen_services import ScreenServices
 
+_PATIENCE_S = 2.0
 _CELL = 12.2
 """Width of a cell in a picture of the screen."""
 _RUN = re.compile(r'<text [^>]*?x="([\d.]+)"[^>]*?-line-(\d+)\)">(.*?)</text>')
@@ -28,20 +32,14 @@ class Clipboard:
     def __init__(self, screen: ScreenServices) -> None:
         self._screen = screen
 
-    def copy(self, text: str) -> None:
-        """Copy a text and say by which route."""
-        self._screen.begin(partial(self._copy, text))
-
-    def copy_code(self, turn: Turn) -> None:
-        """Copy the code of an answer, all blocks of it."""
+    async def copy_code(self, turn: Turn) -> None:
         code = code_of(turn.text)
         if code:
-            self.copy(code)
+            await self.copy(code)
         else:
             self._screen.warn("there is no code in this answer")
 
     def edit_prompt(self, text: str) -> None:
-        """Let the person write the message in the editor."""
         changed = self._edited(text)
         if changed is not None:
             self._screen.prompt.write(changed)
@@ -50,14 +48,12 @@ class Clipboard:
         """Show a message in the editor; what is changed there changes nothing here."""
         self._edited(turn.text)
 
-    async def _copy(self, text: str) -> None:
-        from kvchat.ui.terminal.system_clipboard import OSC_52, copy_by_tool
-
+    async def copy(self, text: str) -> None:
         route = await asyncio.to_thread(copy_by_tool, text)
         if route is None:
             # Nothing says whether a terminal has taken it.
             self._screen.app.copy_to_clipboard(text)
-            route = OSC_52
+            route = "OSC 52"
         self._screen.tell(f"Copied {plural(len(text), 'character')} ({route})")
 
     def _edited(self, text: str) -> str | None:
@@ -70,6 +66,55 @@ class Clipboard:
         except SuspendNotSupported:
             self._screen.warn("this terminal cannot be handed to an editor")
         return None
+
+
+def routes(environ: Mapping[str, str], platform: str = sys.platform) -> tuple[tuple[str, ...], ...]:
+    """Return the commands that could reach the clipboard the person sees, best first. Each takes the text on
+    its standard input.
+
+    Over SSH a tool of this machine would reach another clipboard, so only the terminal is left.
+    """
+    if environ.get("SSH_CONNECTION") or environ.get("SSH_TTY"):
+        return ()
+    found: list[tuple[str, ...]] = []
+    if platform == "darwin":
+        found.append(("pbcopy",))
+    if environ.get("WAYLAND_DISPLAY"):
+        found.append(("wl-copy",))
+    if environ.get("DISPLAY"):
+        found += [("xclip", "-selection", "clipboard"), ("xsel", "--clipboard", "--input")]
+    if environ.get("WSL_DISTRO_NAME"):
+        found.append(("clip.exe",))
+    return tuple(found)
+
+
+def copy_by_tool(text: str, environ: Mapping[str, str] | None = None) -> str | None:
+    """Hand a text to the first tool that takes it, and return that tool's name; None where none does.
+
+    Waits for the tool.
+    """
+    environ = os.environ if environ is None else environ
+    for name, *options in routes(environ):
+        program = which(name, path=environ.get("PATH"))
+        if program is not None and _takes((program, *options), text, environ):
+            return name
+    return None
+
+
+def _takes(command: tuple[str, ...], text: str, environ: Mapping[str, str]) -> bool:
+    try:
+        done = subprocess.run(
+            command,
+            input=text.encode(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=dict(environ),
+            timeout=_PATIENCE_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
 
 
 def code_of(text: str) -> str:

@@ -15,14 +15,15 @@ from kvchat.ui.commands import find_command, nearest_command, split_command
 from kvchat.ui.controllers.clipboard import Clipboard, write_screen
 from kvchat.ui.controllers.composer import ComposerController
 from kvchat.ui.controllers.conversations import ConversationController
-from kvchat.ui.controllers.formats import FormatController, GaugeController
+from kvchat.ui.controllers.dialogs import Work
+from kvchat.ui.controllers.formats import FormatController
 from kvchat.ui.controllers.message_actions import MessageActionsController
 from kvchat.ui.controllers.revisions import RevisionController
 from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.sessions import SessionController
 from kvchat.ui.controllers.settings import SettingsController
 from kvchat.ui.controllers.turn_runner import QueuedTurn, TurnKind, TurnRunner
-from kvchat.ui.state.argument_completion import (
+from kvchat.ui.state.completion import (
     FORMATS,
     Argument,
     cache_arguments,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from kvchat.chat.conversation import Conversation
     from kvchat.chat.service import Chat
 
-_COMPARED = 3
+_COMPARED = "3"
 
 
 class CommandScreen(ScreenServices, Protocol):
@@ -47,7 +48,6 @@ class CommandScreen(ScreenServices, Protocol):
     clipboard: Clipboard
     composer: ComposerController
     settings: SettingsController
-    gauge: GaugeController
     formats: FormatController
     conversations: ConversationController
 
@@ -90,7 +90,7 @@ class CommandDispatcher:
             "pin": self.pin,
             "system": self.system,
             "cache": self.cache,
-            "gauge": screen.gauge.gauge,
+            "gauge": self.gauge,
             "export": self.export,
             "screen": self.screen,
             "why": self.why,
@@ -129,13 +129,14 @@ class CommandDispatcher:
 
     def run_on_line(self, name: str, session_id: SessionId, branch: BranchName | None) -> None:
         """Run a command for a line of the list, whatever is on screen."""
-        actions: dict[str, Callable[[], None]] = {
-            "title": lambda: self._screen.sessions.ask_for_title(session_id),
-            "pin": lambda: self._screen.sessions.pin(session_id),
-            "export": lambda: self._screen.sessions.ask_for_file(session_id, branch),
-            "delete": lambda: self._screen.sessions.ask_to_delete(session_id, branch),
+        sessions = self._screen.sessions
+        actions: dict[str, Work] = {
+            "title": partial(sessions.ask_for_title, session_id),
+            "pin": partial(sessions.pin, session_id),
+            "export": partial(sessions.ask_for_file, session_id, branch),
+            "delete": partial(sessions.ask_to_delete, session_id, branch),
         }
-        actions[name]()
+        self._screen.begin(actions[name])
 
     def help(self, _argument: str) -> None:
         from kvchat.ui.screens.help import HelpScreen
@@ -145,7 +146,7 @@ class CommandDispatcher:
 
     def answer(self, _argument: str) -> None:
         """Let a question come that waited because something was typed."""
-        if not self._screen.dialogs.pending.open():
+        if not self._screen.dialogs.open_pending():
             self._screen.tell("no question waits")
 
     def new(self, title: str = "") -> None:
@@ -175,38 +176,38 @@ class CommandDispatcher:
         if self._stored() is None or not self._is_free("retry"):
             return
         if argument in ("", "1"):
-            self._screen.branching.retry()
+            self._screen.begin(self._screen.branching.retry)
         elif argument.isdecimal() and len(argument) < 4:
-            self._screen.branching.compare(int(argument))
+            self._screen.begin(partial(self._screen.branching.compare, int(argument)))
         else:
             self._screen.warn(f"how many answers? /retry 3, not /retry {argument}")
 
     def tokens(self, argument: str = "") -> None:
         answer = self._answer("open as tokens", argument)
         if answer is not None and self._is_free("open it"):
-            self._screen.branching.open_tokens(answer)
+            self._screen.begin(partial(self._screen.branching.open_tokens, self._turns.stored, answer))
 
     def aside(self, text: str = "") -> None:
         if self._screen.conversations.asides.shown is not None and not text:
             self._screen.conversations.asides.end()
         elif self._stored() is not None and self._is_free("ask aside"):
-            self._screen.conversations.asides.begin(text)
+            self._screen.begin(partial(self._screen.conversations.asides.begin, text))
 
     def model(self, name: str = "") -> None:
         if name == "stop":
             if not self._screen.settings.stop_download():
                 self._screen.warn("no model is being downloaded")
         elif name:
-            self._screen.settings.use_model(name)
+            self._screen.begin(partial(self._screen.settings.use_model, name))
         else:
-            self._screen.settings.models()
+            self._screen.begin(self._screen.settings.show_models)
 
     def set(self, argument: str = "") -> None:
-        name, _, value = argument.partition(" ")
-        if name:
-            self._screen.settings.change(name, value.strip())
+        settings, (name, _, value) = self._screen.settings, argument.partition(" ")
+        if value.strip():
+            self._screen.begin(partial(settings.change, name, value.strip()))
         else:
-            self._screen.settings.settings()
+            self._screen.begin(partial(settings.ask_for, name) if name else settings.show_settings)
 
     def detach(self, _argument: str = "") -> None:
         if not self._screen.composer.detach():
@@ -214,29 +215,27 @@ class CommandDispatcher:
 
     def copy(self, argument: str = "") -> None:
         answer = self._answer("copy", "" if argument == "code" else argument)
-        if answer is not None and argument == "code":
-            self._screen.clipboard.copy_code(answer)
-        elif answer is not None:
-            self._screen.clipboard.copy(answer.text)
+        if answer is not None:
+            self.run_on(answer, "code" if argument == "code" else "copy")
 
     def open(self, argument: str = "") -> None:
         answer = self._answer("open", argument)
         if answer is not None:
-            self._screen.clipboard.open(answer)
+            self.run_on(answer, "open")
 
     def run_on(self, turn: Turn, name: str) -> None:
-        """Run what was chosen for one message."""
         if name in ("edit", "drop", "retry", "compare") and not self._is_free(name):
             return
+        screen = self._screen
         actions: dict[str, Callable[[], object]] = {
-            "edit": lambda: self._screen.revisions.begin_edit(turn),
-            "drop": lambda: self._screen.revisions.drop(turn),
+            "edit": partial(screen.revisions.begin_edit, turn),
+            "drop": partial(screen.revisions.drop, turn),
             "retry": self.retry,
-            "compare": lambda: self._screen.branching.compare(_COMPARED),
-            "why": lambda: self._explain(turn),
-            "copy": lambda: self._screen.clipboard.copy(turn.text),
-            "code": lambda: self._screen.clipboard.copy_code(turn),
-            "open": lambda: self._screen.clipboard.open(turn),
+            "compare": partial(self.retry, _COMPARED),
+            "why": partial(self._explain, turn),
+            "copy": partial(screen.begin, partial(screen.clipboard.copy, turn.text)),
+            "code": partial(screen.begin, partial(screen.clipboard.copy_code, turn)),
+            "open": partial(screen.clipboard.open, turn),
         }
         actions[name]()
 
@@ -279,13 +278,14 @@ class CommandDispatcher:
                 self._screen.tell("a system prompt stands before everything else: this is a new conversation")
             self._screen.conversations.open_draft(Draft(system=text))
             return
-        current = conversation.session.system if conversation else self._turns.draft.system
+        current = conversation.session.system if conversation else self._turns.tab.draft.system
         self._screen.tell(one_line(current) or "there is no system prompt", title="system prompt")
 
     def cache(self, argument: str) -> None:
         name, _, rest = argument.partition(" ")
         if name == "format":
-            self._screen.formats.choose(rest.strip())
+            if (conversation := self._stored()) is not None:
+                self._screen.formats.choose(conversation, rest.strip())
             return
         actions = {
             "": self._screen.action_cache,
@@ -299,22 +299,29 @@ class CommandDispatcher:
             known = "/cache, /cache layers, /cache blocks, /cache freeze or /cache format NAME"
             self._screen.warn(f"{known}, not /cache {argument}")
 
+    def gauge(self, cache_format: str) -> None:
+        conversation = self._stored()
+        if conversation is not None:
+            measure = partial(self._screen.formats.gauge, conversation, cache_format)
+            self._screen.begin(measure, group="gauge")
+
     def export(self, target: str) -> None:
         conversation = self._stored()
         if conversation is not None:
-            self._screen.sessions.export(conversation.session.id, conversation.branch.name, target)
+            session, branch = conversation.session.id, conversation.branch.name
+            self._screen.begin(partial(self._screen.sessions.export, session, branch, target))
 
     def screen(self, target: str = "") -> None:
         """Write what the screen shows to a file, once the command no longer stands there."""
-        app = self._screen.app
+        app, write = self._screen.app, self._screen.sessions.write
         app.call_after_refresh(
-            lambda: self._screen.sessions.write(partial(write_screen, app.export_screenshot(), target))
+            lambda: self._screen.begin(partial(write, partial(write_screen, app.export_screenshot(), target)))
         )
 
     def pin(self, _argument: str = "") -> None:
         conversation = self._stored()
         if conversation is not None:
-            self._screen.sessions.pin(conversation.session.id)
+            self._screen.begin(partial(self._screen.sessions.pin, conversation.session.id))
 
     def why(self, argument: str) -> None:
         answer = self._answer("explain", argument)
@@ -335,15 +342,15 @@ class CommandDispatcher:
     def rename(self, title: str) -> None:
         conversation = self._turns.conversation
         if conversation is None:
-            self._turns.draft = replace(self._turns.draft, title=title)
+            self._turns.tab.draft = replace(self._turns.tab.draft, title=title)
             self._screen.conversation_changed()
             return
-        self._screen.sessions.rename(conversation.session.id, title)
+        self._screen.begin(partial(self._screen.sessions.rename, conversation.session.id, title))
 
     def delete(self, _argument: str = "") -> None:
         conversation = self._stored()
         if conversation is not None:
-            self._screen.sessions.ask_to_delete(conversation.session.id)
+            self._screen.begin(partial(self._screen.sessions.ask_to_delete, conversation.session.id))
 
     def _answer(self, purpose: str, argument: str) -> Turn | None:
         """Return the n-th last answer; say where there is none."""
@@ -369,7 +376,6 @@ class CommandDispatcher:
         return question
 
     def _is_free(self, purpose: str) -> bool:
-        """Return whether no answer is being written; say so otherwise."""
         if self._turns.is_running:
             self._screen.warn(f"an answer is being written: esc stops it, then {purpose}")
         return not self._turns.is_running

@@ -94,12 +94,10 @@ class ComposerController:
             self._set((*put_aside, *(one for one in self.attachments if one not in self._of_edit)))
 
     def attach(self, path: str) -> None:
-        """Read a file and let it go with the next message."""
         self._num_unread += 1
         self._screen.begin(partial(self._attach, Path(path)))
 
     def attach_text(self, text: str) -> None:
-        """Let a long paste go with the next message."""
         number = sum(one.name.startswith(PASTED) for one in self.attachments) + 1
         name = PASTED if number == 1 else f"{PASTED} {number}"
         self._add(Attachment(name=name, text=text))
@@ -127,7 +125,7 @@ class ComposerController:
 
     async def find_message(self) -> None:
         """Put an earlier message that the person looks for into the prompt."""
-        from kvchat.ui.screens.prompt_history import PromptHistoryScreen
+        from kvchat.ui.screens.choices import PromptHistoryScreen
 
         prompt = self._screen.prompt
         message = await self._screen.dialogs.ask(PromptHistoryScreen(prompt.messages))
@@ -174,7 +172,7 @@ class ComposerController:
 
     async def _read(self) -> None:
         before, conversation = before_message(self.attachments), self._turns.conversation
-        system = self._turns.draft.system
+        system = self._turns.tab.draft.system
         try:
             num_tokens = await asyncio.to_thread(self._chat.variants.num_tokens, before)
             if not self._screen.is_engine_ready or self._turns.is_running:

@@ -8,19 +8,20 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from kvchat.app.interface_types import EngineView
+from kvchat.engine.api.inspection import InspectedBlock
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.errors import KvchatError
 from kvchat.session.tree import Branch, BranchName, Finish, SessionId, TurnId
+from kvchat.text.cache_usage import reach_words
 from kvchat.text.figures import plural
 from kvchat.text.fit_text import one_line
-from kvchat.ui.controllers.asides import AsideController
 from kvchat.ui.controllers.composer import ComposerController
 from kvchat.ui.controllers.drafts import DraftController
 from kvchat.ui.controllers.revisions import RevisionController
 from kvchat.ui.controllers.screen_services import ScreenServices
-from kvchat.ui.controllers.temporary import TemporaryController
+from kvchat.ui.controllers.throwaway import AsideController, TemporaryController
 from kvchat.ui.controllers.turn_runner import TurnRunner
-from kvchat.ui.state.cached_prefix import CachedPrefix
+from kvchat.ui.state.cached_prefix import path_request
 from kvchat.ui.state.conversation_tab import Draft
 from kvchat.ui.state.kept_conversations import KeptConversations
 from kvchat.ui.widgets.prompt_input import Prompt
@@ -74,7 +75,8 @@ class ConversationController:
         self._composer = composer
         self._revisions = revisions
         self._drafts = drafts
-        self._cached_prefix = CachedPrefix(chat, engine)
+        self._engine = engine
+        self._loaded_before = 0
         self._kept = KeptConversations()
         self._is_opening = False
         self._entered: list[Prompt.Submitted] = []
@@ -92,7 +94,7 @@ class ConversationController:
     def note(self, stop: str) -> str:
         """Return what is special about the conversation on screen. `stop`: the key that leaves an aside."""
         here = self._turns.conversation
-        system = self._turns.draft.system if here is None else here.session.system
+        system = self._turns.tab.draft.system if here is None else here.session.system
         notes = [_ASIDE_NOTE.format(stop)] if self.asides.shown is not None else []
         if self.temporary.is_shown and here is not None and not notes:
             notes = [_TEMPORARY_NOTE]
@@ -168,7 +170,7 @@ class ConversationController:
         self.open_with(nothing, draft)
 
     async def _open(self, opener: Opener, draft: Draft | None) -> None:
-        self._cached_prefix.begin()
+        self._loaded_before = _loaded_bytes(self._engine.snapshot())
         try:
             conversation = await self._opened_by(opener)
         except KvchatError as error:
@@ -180,7 +182,8 @@ class ConversationController:
         self._is_opening = False
         self._composer.read_again()
         self._screen.begin(partial(self._drafts.give_back, conversation))
-        self._take_entered()
+        for event in self._let_go_of_entered():  # the rest waits if that opens another
+            self._screen.submit(event)
         if conversation is not None:
             self._screen.begin(partial(self._tell_cached, conversation), group="cached")
             for notice in await asyncio.to_thread(self._chat.notices, conversation):
@@ -226,11 +229,6 @@ class ConversationController:
                 self._screen.begin(partial(self._close, closing))
         return conversation
 
-    def _take_entered(self) -> None:
-        """Do what was entered while the conversation came on screen; the rest waits if that opens another."""
-        for event in self._let_go_of_entered():
-            self._screen.submit(event)
-
     def _give_back_entered(self) -> None:
         """Put what was meant for a conversation that did not come into the prompt again; the history has the
         commands among messages.
@@ -265,8 +263,18 @@ class ConversationController:
         if is_over or not self._screen.is_engine_ready:
             return
         with suppress(KvchatError):
-            if words := await asyncio.to_thread(self._cached_prefix.words, conversation):
+            if words := await asyncio.to_thread(self._cached_words, conversation):
                 self._screen.tell(words)
+
+    def _cached_words(self, conversation: "Conversation") -> str:
+        """Return what need not be computed, where that is, and what was loaded since it began to come."""
+        cost = self._chat.variants.reach(conversation)
+        blocks: Sequence[InspectedBlock] = ()
+        with suppress(KvchatError):
+            blocks = self._engine.inspect(path_request(conversation))
+        snapshot = self._engine.snapshot()
+        loaded = max(0, _loaded_bytes(snapshot) - self._loaded_before)
+        return reach_words(cost, snapshot, blocks, loaded)
 
     def keep_behind(self, conversation: "Conversation") -> None:
         """Keep a conversation open that something has come on screen for."""
@@ -294,6 +302,10 @@ class ConversationController:
     async def _close(self, conversations: "Sequence[Conversation]") -> None:
         for conversation in conversations:
             await asyncio.to_thread(self._chat.close, conversation)
+
+
+def _loaded_bytes(snapshot: CacheSnapshot | None) -> int:
+    return snapshot.moved.from_host + snapshot.moved.from_disk if snapshot is not None else 0
 
 
 class OtherWindows:

@@ -9,7 +9,7 @@ from typing import Any
 from textual.screen import ModalScreen, Screen
 
 from kvchat.text.fit_text import one_line
-from kvchat.ui.screens.interrupting_dialog import Deferred, InterruptingDialog, Result
+from kvchat.ui.screens.dialog import Deferred, InterruptingDialog, Result
 
 Work = Callable[[], Coroutine[Any, Any, object]]
 """Something that may wait for a file, for the engine or for the person."""
@@ -21,56 +21,23 @@ _UNCOVERED_S = 0.05
 """How often a screen is looked at that is to go when nothing stands above it."""
 
 
-class PendingQuestions:
-    """Questions that came while something was typed; each is a line until the person asks for it.
-
-    Args:
-        draw: shows the lines of what waits, oldest first.
-    """
-
-    def __init__(self, draw: Callable[[Sequence[str]], None]) -> None:
-        self._draw = draw
-        self._waiting: list[tuple[str, asyncio.Event]] = []
-
-    async def wait(self, words: str) -> None:
-        """Show a line until the person asks for what it stands for."""
-        entry = (one_line(words), asyncio.Event())
-        self._waiting.append(entry)
-        self._redraw()
-        try:
-            await entry[1].wait()
-        finally:
-            self._waiting.remove(entry)
-            self._redraw()
-
-    def open(self) -> bool:
-        """Let what has waited longest come, and return whether anything waited."""
-        for _, asked_for in self._waiting:
-            if not asked_for.is_set():
-                asked_for.set()
-                return True
-        return False
-
-    def _redraw(self) -> None:
-        self._draw([words for words, _ in self._waiting])
-
-
 class Dialogs:
-    """Shows dialogs above a screen, for work that waits for what they are dismissed with.
+    """Shows dialogs above a screen, for work that waits for what they are dismissed with. What comes while
+    something is typed is a line until the person asks for it.
 
     Args:
-        draw_pending: shows the lines of questions that wait.
+        draw_pending: shows the lines of what waits so, oldest first.
 
     Attributes:
         typed_s: when the last key was pressed, whatever took it.
-        pending: what came while something was typed.
     """
 
     def __init__(self, screen: Screen[None], draw_pending: Callable[[Sequence[str]], None]) -> None:
         self._screen = screen
         self._command_s: float | None = None
         self.typed_s = 0.0
-        self.pending = PendingQuestions(draw_pending)
+        self._draw_pending = draw_pending
+        self._pending: list[tuple[str, asyncio.Event]] = []
 
     @property
     def is_open(self) -> bool:
@@ -92,7 +59,6 @@ class Dialogs:
             self._command_s = None
 
     async def run(self, work: Work, asked_s: float) -> None:
-        """Run work that a key pressed at `asked_s` has led to."""
         _ASKED_S.set(asked_s)
         await work()
 
@@ -113,25 +79,42 @@ class Dialogs:
         is_wanted = self.asked_s >= self.typed_s and self._screen.app.screen is self._screen
         while True:
             if not is_wanted:
-                await self.pending.wait(offer)
+                await self._asked_for(offer)
             answer = await self._shown(make())
             if not isinstance(answer, Deferred):
                 _ASKED_S.set(self.typed_s)
                 return answer
             is_wanted = False
 
+    def open_pending(self) -> bool:
+        """Let what has waited longest come, and return whether anything waited."""
+        waiting = [asked_for for _, asked_for in self._pending if not asked_for.is_set()]
+        for asked_for in waiting[:1]:
+            asked_for.set()
+        return bool(waiting)
+
+    async def _asked_for(self, words: str) -> None:
+        """Show a line until the person asks for what it stands for."""
+        entry = (one_line(words), asyncio.Event())
+        self._pending.append(entry)
+        self._draw_pending([words for words, _ in self._pending])
+        try:
+            await entry[1].wait()
+        finally:
+            self._pending.remove(entry)
+            self._draw_pending([words for words, _ in self._pending])
+
     async def confirm(
         self, question: str, consequence: str, *, is_offer: bool = False, default: bool = True
     ) -> bool:
         """Ask, and wait for the answer; inside work; see `ConfirmScreen`."""
-        from kvchat.ui.screens.confirm import ConfirmScreen
+        from kvchat.ui.screens.choices import ConfirmScreen
 
         ask = partial(ConfirmScreen, question, consequence, is_offer=is_offer, default=default)
         return await self.ask_deferred(question, ask)
 
     async def note(self, title: str, text: str) -> None:
-        """Show a text until it is closed; inside work."""
-        from kvchat.ui.screens.confirm import NoteScreen
+        from kvchat.ui.screens.choices import NoteScreen
 
         await self.ask_deferred(title, partial(NoteScreen, title, text))
 

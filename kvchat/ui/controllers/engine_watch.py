@@ -1,15 +1,14 @@
 """Reads the engine's state again and again and draws it: cache panel and status bar."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from kvchat.app.interface_types import EngineView
 from kvchat.engine.api.engine_phase import EnginePhase, EngineStatus
 from kvchat.engine.api.snapshot import CacheSnapshot, SequenceUsage
-from kvchat.session.tree import Session
 from kvchat.text.trust import trust_words
+from kvchat.ui.controllers.turn_runner import TurnRunner
 from kvchat.ui.state.cache_history import History, Recent
 from kvchat.ui.state.cached_prefix import OnScreen
 from kvchat.ui.state.conversation_tab import branch_key
@@ -22,23 +21,14 @@ from kvchat.ui.widgets.status_bar import StatusBar, StatusFigures
 if TYPE_CHECKING:
     from kvchat.chat.conversation import Conversation
 
+HeldBySession = Mapping[str, Held]
+HeldByBranch = Mapping[tuple[str, str], Held]
+"""By the session's id and the branch's name."""
+
 _LOADING_POLL_S, _BUSY_POLL_S = 1 / 12, 0.25
 _IDLE_POLL_S = 0.5
 _DRAWN_S = 0.5
-"""While an answer is written: figures change all the time, and drawing them takes time from decoding."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
-    """What the screen shows, as far as the figures depend on it. `session` is the open one."""
-
-    session: Session | None
-    names: BranchNames
-    context_len: int
-    is_running: bool
-    num_queued: int
-    last_rate: float | None
-    on_screen: OnScreen | None = None
+"""So often counts are drawn at most, and all else at once: drawing takes time from decoding."""
 
 
 class EngineWatch:
@@ -47,11 +37,13 @@ class EngineWatch:
     Attributes:
         status: the engine's state when last looked at.
         snapshot: the cache's, None while it loads.
+        last_rate: tokens per second of the last answer on screen.
     """
 
     def __init__(
         self,
         engine: EngineView,
+        turns: TurnRunner,
         panel: CachePanel,
         line: CacheLine,
         status_bar: StatusBar,
@@ -59,7 +51,9 @@ class EngineWatch:
     ) -> None:
         self.status = EngineStatus(phase=EnginePhase.LOADING)
         self.snapshot: CacheSnapshot | None = None
+        self.last_rate: float | None = None
         self._engine = engine
+        self._turns = turns
         self._panel = panel
         self._line = line
         self._status_bar = status_bar
@@ -73,86 +67,71 @@ class EngineWatch:
     def is_ready(self) -> bool:
         return self.status.phase is EnginePhase.READY
 
-    def look(self, shown: Shown) -> float:
+    def look(self, names: BranchNames, on_screen: OnScreen | None) -> float:
         """Read and draw; return the seconds until the next look."""
-        status, snapshot = self._engine.status(), self._engine.snapshot()
-        before, self.status = self.status, status
-        self.snapshot = snapshot
-        if snapshot is not None:
-            self._recent = self._history.observe(monotonic(), snapshot)
-        figures = self._figures(snapshot, shown)
-        if self._is_to_be_drawn(figures):
-            self._draw(snapshot, shown, figures)
-        if status.phase is not before.phase:
-            self._on_phase(status)
-        if status.phase is EnginePhase.LOADING:
-            return _LOADING_POLL_S
-        return _BUSY_POLL_S if shown.is_running else _IDLE_POLL_S
-
-    def _is_to_be_drawn(self, figures: StatusFigures) -> bool:
-        """Whether anything but counts has changed, or counts were drawn long enough ago."""
+        before, self.status, self.snapshot = self.status, self._engine.status(), self._engine.snapshot()
+        if self.snapshot is not None:
+            self._recent = self._history.observe(monotonic(), self.snapshot)
+        conversation = self._turns.conversation
+        figures = StatusFigures(
+            status=self.status,
+            snapshot=self.snapshot,
+            context_tokens=self._context_tokens(),
+            tokens_per_s=self._history.tokens_per_s or self.last_rate,
+            num_queued=len(self._turns.tab.queue),
+            trust=trust_words(conversation.session) if conversation else "",
+        )
         words = figures.status, figures.num_queued, figures.trust
-        is_due = words != self._words or monotonic() - self._drawn_s >= _DRAWN_S
-        if is_due:
+        if words != self._words or monotonic() - self._drawn_s >= _DRAWN_S:
             self._words, self._drawn_s = words, monotonic()
-        return is_due
+            self._draw(figures, names, on_screen)
+        if self.status.phase is not before.phase:
+            self._on_phase(self.status)
+        if self.status.phase is EnginePhase.LOADING:
+            return _LOADING_POLL_S
+        return _BUSY_POLL_S if self._turns.is_running else _IDLE_POLL_S
 
-    def _draw(self, snapshot: CacheSnapshot | None, shown: Shown, figures: StatusFigures) -> None:
-        if snapshot is not None:
-            context_len = _context_tokens(snapshot, shown)
-            live = Live(recent=self._recent, context_len=context_len, on_screen=shown.on_screen)
-            self._panel.show_snapshot(snapshot, shown.names, live)
-            self._line.show_snapshot(snapshot)
+    def _draw(self, figures: StatusFigures, names: BranchNames, on_screen: OnScreen | None) -> None:
+        if self.snapshot is not None:
+            live = Live(recent=self._recent, context_len=figures.context_tokens, on_screen=on_screen)
+            self._panel.show_snapshot(self.snapshot, names, live)
+            self._line.show_snapshot(self.snapshot)
         elif self.is_ready:
             self._panel.show_elsewhere(self.status.detail, self.status.served)
             self._line.display = False
         self._status_bar.show_figures(figures)
 
-    def held_sessions(self) -> dict[str, Held]:
-        """Return what each session with a live branch has on the device, by its id."""
-        held: dict[str, Held] = {}
-        for branch in self._branches:
-            before = held.get(branch.owner, Held(is_on_device=False))
-            held[branch.owner] = Held(
-                own_bytes=before.own_bytes + branch.own_bytes,
-                shared_bytes=max(before.shared_bytes, branch.shared_bytes),
-                is_on_device=before.is_on_device or any(branch.blocks_per_group),
-                is_running=before.is_running or branch.running,
-            )
-        return held
+    def _context_tokens(self) -> int:
+        """Return the length of the conversation on screen, with what is being written now."""
+        owner = self._turns.conversation.session.id if self._turns.conversation else None
+        live = [branch.num_tokens for branch in self._branches if branch.running and branch.owner == owner]
+        return max([self._turns.context_len, *live])
 
-    def held_branches(self, opened: "Iterable[Conversation]") -> dict[tuple[str, str], Held]:
-        """Return what each of some open conversations has on the device, by its session's id and its name."""
+    def held(self, opened: "Iterable[Conversation]") -> tuple[HeldBySession, HeldByBranch]:
+        """Return what each session with a live branch has on the device, and the same for those of its
+        branches that are among the `opened`.
+        """
         names = {one.engine_sequence: branch_key(one) for one in opened}
-        return {
-            names[branch.sequence]: Held(
+        sessions: dict[str, Held] = {}
+        branches: dict[tuple[str, str], Held] = {}
+        for branch in self._branches:
+            held = Held(
                 own_bytes=branch.own_bytes,
                 shared_bytes=branch.shared_bytes,
                 is_on_device=any(branch.blocks_per_group),
                 is_running=branch.running,
             )
-            for branch in self._branches
-            if branch.sequence in names
-        }
+            before = sessions.get(branch.owner, Held(is_on_device=False))
+            sessions[branch.owner] = Held(
+                own_bytes=before.own_bytes + held.own_bytes,
+                shared_bytes=max(before.shared_bytes, held.shared_bytes),
+                is_on_device=before.is_on_device or held.is_on_device,
+                is_running=before.is_running or held.is_running,
+            )
+            if branch.sequence in names:
+                branches[names[branch.sequence]] = held
+        return sessions, branches
 
     @property
     def _branches(self) -> Sequence[SequenceUsage]:
         return self.snapshot.sequences if self.snapshot else ()
-
-    def _figures(self, snapshot: CacheSnapshot | None, shown: Shown) -> StatusFigures:
-        return StatusFigures(
-            status=self.status,
-            snapshot=snapshot,
-            context_tokens=_context_tokens(snapshot, shown),
-            tokens_per_s=self._history.tokens_per_s or shown.last_rate,
-            num_queued=shown.num_queued,
-            trust=trust_words(shown.session) if shown.session else "",
-        )
-
-
-def _context_tokens(snapshot: CacheSnapshot | None, shown: Shown) -> int:
-    """Return the length of the conversation on screen, with what is being written now."""
-    branches = snapshot.sequences if snapshot else ()
-    owner = shown.session.id if shown.session else None
-    live = [branch.num_tokens for branch in branches if branch.running and branch.owner == owner]
-    return max([shown.context_len, *live])

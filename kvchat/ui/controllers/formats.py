@@ -35,7 +35,7 @@ _GO_ON = f"{_BACK}; enter sends the message again, f5 goes on with an answer"
 
 
 class FormatController:
-    """Changes the format once the person has seen what that saves and loses."""
+    """Measures what formats lose, and changes the format once the person has seen that."""
 
     def __init__(
         self,
@@ -49,16 +49,14 @@ class FormatController:
         self._turns = turns
         self._settings = settings
 
-    def choose(self, wanted: str = "") -> None:
-        """Keep the KV of the conversation in another format; without one, say which it is."""
-        conversation, wanted = self._turns.conversation, wanted.lower()
-        if conversation is None:
-            self._screen.warn("nothing has been said here yet")
-        elif not wanted:
-            origin = origin_of(conversation.session.namespace)
+    def choose(self, conversation: "Conversation", wanted: str) -> None:
+        """Keep the KV of the conversation on screen in another format; without one, say which it is."""
+        wanted, snapshot = wanted.lower(), self._screen.snapshot
+        origin = origin_of(conversation.session.namespace)
+        if not wanted:
             kept = EXACT if origin is None else f"{origin.cache_format}, converted"
             self._screen.tell(f"Format: {kept}. {_AVAILABLE}")
-        elif wanted == EXACT and self._is_exact(conversation):
+        elif wanted == EXACT and origin is None and (snapshot is None or snapshot.is_exact):
             self._screen.tell("Format: exact already")
         elif not self._is_answering():
             self._screen.tell(f"Measuring {wanted}; you can keep chatting")
@@ -76,6 +74,16 @@ class FormatController:
             fewer_bits = [one for one in fits_in if not _is_shadow(one)][:1]
             offered = [one for one in fits_in if _is_shadow(one) or one in fewer_bits]
             self._screen.begin(partial(self._offer, conversation, offered), group="format", asked_s=asked_s)
+
+    async def gauge(self, conversation: "Conversation", cache_format: str) -> None:
+        """Measure one format, or the usual ones, on what is stored of a conversation; then show it."""
+        self._screen.tell("Measuring what formats lose; you can keep chatting")
+        session, branch = conversation.session.id, conversation.branch.name
+        found = await asyncio.to_thread(self._host.gauge, session, branch, cache_format)
+        from kvchat.ui.screens.gauge import GaugeScreen
+
+        offer = "what smaller cache formats lose here is measured"
+        await self._screen.dialogs.ask_deferred(offer, partial(GaugeScreen, found))
 
     async def _offer(self, conversation: "Conversation", offered: Sequence[str]) -> None:
         session_id = conversation.session.id
@@ -126,10 +134,6 @@ class FormatController:
             if words is not None:
                 self._screen.tell(words + then, title=wanted)
 
-    def _is_exact(self, conversation: "Conversation") -> bool:
-        snapshot = self._screen.snapshot
-        return (snapshot is None or snapshot.is_exact) and origin_of(conversation.session.namespace) is None
-
     def _is_answering(self) -> bool:
         is_answering = self._turns.is_any_running or self._turns.is_busy
         if is_answering:
@@ -139,29 +143,3 @@ class FormatController:
 
 def _is_shadow(wanted: str) -> bool:
     return wanted.startswith(SHADOW)
-
-
-class GaugeController:
-    """Runs the gauge, which takes a while, beside everything else."""
-
-    def __init__(self, screen: ScreenServices, host: "InterfaceHost", turns: TurnRunner) -> None:
-        self._screen = screen
-        self._host = host
-        self._turns = turns
-
-    def gauge(self, cache_format: str = "") -> None:
-        """Measure one format, or the usual ones, on what is stored of the conversation; then show it."""
-        conversation = self._turns.conversation
-        if conversation is None:
-            self._screen.warn("nothing has been said here yet")
-            return
-        self._screen.tell("Measuring what formats lose; you can keep chatting")
-        self._screen.begin(partial(self._gauge, conversation, cache_format), group="gauge")
-
-    async def _gauge(self, conversation: "Conversation", cache_format: str) -> None:
-        session, branch = conversation.session.id, conversation.branch.name
-        found = await asyncio.to_thread(self._host.gauge, session, branch, cache_format)
-        from kvchat.ui.screens.gauge import GaugeScreen
-
-        offer = "what smaller cache formats lose here is measured"
-        await self._screen.dialogs.ask_deferred(offer, partial(GaugeScreen, found))

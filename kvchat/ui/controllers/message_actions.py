@@ -3,12 +3,16 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING
+
+from rich.cells import cell_len
+from textual.content import Content
+from textual.style import Style
 
 from kvchat.chat.events import MOST_SAMPLES, Alternative, EditCost
 from kvchat.errors import KvchatError
@@ -16,13 +20,12 @@ from kvchat.session.tree import Role, Turn, TurnId, live_part
 from kvchat.text.attached_files import shown_message
 from kvchat.text.cache_usage import price_words
 from kvchat.text.figures import plural
-from kvchat.text.fit_text import fitted, one_line
-from kvchat.ui.controllers.asides import FREE, price_so_far
+from kvchat.text.fit_text import fitted, one_line, padded
 from kvchat.ui.controllers.composer import ComposerController
 from kvchat.ui.controllers.conversations import ConversationController
 from kvchat.ui.controllers.screen_services import ScreenServices
+from kvchat.ui.controllers.throwaway import FREE, price_so_far
 from kvchat.ui.controllers.turn_runner import QueuedTurn, TurnKind, TurnRunner
-from kvchat.ui.screens.action_menu import Action, ActionsScreen
 from kvchat.ui.state.conversation_tab import Draft
 from kvchat.ui.widgets.prompt_input import Prompt
 
@@ -38,6 +41,21 @@ _SUM_UP = (
 _SUMMARY_TOKENS = 700
 """Room for that and its answer."""
 _SUMMED_UP = "Summary of the conversation so far:"
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One line of what can be done with a message: `key` chooses it. `note` says what it costs."""
+
+    key: str
+    command: str
+    label: str
+    note: str = ""
+
+    def line(self, width: int) -> Content:
+        key = Content.styled(f" {self.key}  ", Style(bold=True))
+        note = Content.styled(f"   {self.note}" if self.note else "", "$note")
+        return key + Content(padded(self.label, width)) + note
 
 
 class MessageActionsController:
@@ -59,61 +77,59 @@ class MessageActionsController:
 
     # At a message
 
-    def choose(self, turn: Turn) -> None:
-        """Let the person choose what to do with a message."""
-        self._screen.begin(partial(self._choose, turn))
-
-    async def _choose(self, turn: Turn) -> None:
+    async def choose(self, turn: Turn) -> None:
         conversation = self._turns.conversation
         if conversation is None:
             return
+        from kvchat.ui.screens.choices import ChoiceScreen
+
         actions = await self._actions(conversation, turn)
         who = "you" if turn.role is Role.USER else "kvchat"
         title = f"{who}: {fitted(one_line(shown_message(turn.text)), _TITLE_LEN)}"
-        chosen = await self._screen.dialogs.ask_deferred(title, partial(ActionsScreen, title, actions))
-        match chosen:
-            case "f":
+        width, keys = max(cell_len(one.label) for one in actions), [one.key for one in actions]
+        lines = [one.line(width) for one in actions]
+        menu = partial(ChoiceScreen, title, lines, keys=keys)
+        chosen = await self._screen.dialogs.ask_deferred(title, menu)
+        match None if chosen is None else actions[chosen].command:
+            case "fork":
                 self._conversations.open_with(partial(self._fork_at, turn))
-            case "t":
-                await self._open_tokens(conversation, turn)
-            case str():
-                self._screen.run_on(turn, _COMMANDS[chosen])
+            case "tokens":
+                await self.open_tokens(conversation, turn)
+            case str(command):
+                self._screen.run_on(turn, command)
 
     async def _actions(self, conversation: "Conversation", turn: Turn) -> Sequence[Action]:
         """Return what can be done, with what it costs where the engine can say."""
         fork = price_words(_fork_cost(conversation, turn), self._screen.snapshot)
         if turn.role is Role.USER:
             return (
-                Action(key="e", label="change it", note="on a new branch; says what it costs"),
-                Action(key="f", label="fork before it", note=fork),
-                Action(key="d", label="remove it", note="with its answer; asks first"),
-                Action(key="c", label="copy"),
-                Action(key="o", label="open in $EDITOR"),
+                Action("e", "edit", "change it", "on a new branch; says what it costs"),
+                Action("f", "fork", "fork before it", fork),
+                Action("d", "drop", "remove it", "with its answer; asks first"),
+                Action("c", "copy", "copy"),
+                Action("o", "open", "open in $EDITOR"),
             )
         is_last = [one.id for one in conversation.turns[-1:]] == [turn.id]
         tokens = plural(len(turn.token_ids or ()), "token")
         again = await self._again_actions(conversation) if is_last else ()
         return (
-            Action(key="f", label="fork after it", note=fork),
+            Action("f", "fork", "fork after it", fork),
             *again,
-            Action(key="t", label="open as tokens", note=tokens),
-            Action(key="w", label="explain its reuse"),
-            Action(key="c", label="copy"),
-            Action(key="k", label="copy its code"),
-            Action(key="o", label="open in $EDITOR"),
+            Action("t", "tokens", "open as tokens", tokens),
+            Action("w", "why", "explain its reuse"),
+            Action("c", "copy", "copy"),
+            Action("k", "code", "copy its code"),
+            Action("o", "open", "open in $EDITOR"),
         )
 
     async def _again_actions(self, conversation: "Conversation") -> Sequence[Action]:
         price = await self._retry_price(conversation)
         temperature = self._chat.retry_temperature
         label = "answer again" if temperature is None else f"answer again, at {temperature}"
+        once = "the same, once for all" if price else "from one prompt"
         return (
-            Action(key="r", label=label, note=price or "on a new branch"),
-            Action(
-                key="3",
-                label="three answers, compared",
-                note="the same, once for all" if price else "from one prompt",
-            ),
+            Action("r", "retry", label, price or "on a new branch"),
+            Action("3", "compare", "three answers, compared", once),
         )
 
     async def _retry_price(self, conversation: "Conversation") -> str:
@@ -125,11 +141,8 @@ class MessageActionsController:
             return price_words(cost, self._screen.snapshot)
         return ""
 
-    def retry(self) -> None:
+    async def retry(self) -> None:
         """Answer the last question again, and say first what that costs."""
-        self._screen.begin(self._retry)
-
-    async def _retry(self) -> None:
         conversation = self._turns.conversation
         words = [] if conversation is None else [await self._retry_price(conversation)]
         if (temperature := self._chat.retry_temperature) is not None:
@@ -139,7 +152,6 @@ class MessageActionsController:
         self._screen.queue(QueuedTurn(kind=TurnKind.RETRY))
 
     def fork(self, name: str) -> None:
-        """Go on from here on a new branch."""
         self._conversations.open_with(partial(self._forked, None, name))
 
     async def _fork_at(self, turn: Turn) -> "Conversation":
@@ -200,18 +212,14 @@ class MessageActionsController:
 
     # Several answers
 
-    def compare(self, num: int) -> None:
+    async def compare(self, num: int) -> None:
         """Answer the last question several times at once, and go on with the one that is chosen."""
         if not 2 <= num <= MOST_SAMPLES:
             self._screen.warn(f"2 to {MOST_SAMPLES} answers can be compared")
             return
-        self._screen.begin(partial(self._compare, num))
-
-    async def _compare(self, num: int) -> None:
-        conversation = self._turns.stored
         from kvchat.ui.screens.compare import CompareScreen
 
-        variants = self._chat.variants
+        conversation, variants = self._turns.stored, self._chat.variants
         cost = await asyncio.to_thread(variants.retry_cost, conversation)
         price = f"{price_words(cost, self._screen.snapshot)}, once for all {num} answers"
         produce = partial(variants.compare, conversation, num, self._chat.sampling)
@@ -231,10 +239,7 @@ class MessageActionsController:
 
     # Tokens
 
-    def open_tokens(self, turn: Turn) -> None:
-        self._screen.begin(partial(self._open_tokens, self._turns.stored, turn))
-
-    async def _open_tokens(self, conversation: "Conversation", turn: Turn) -> None:
+    async def open_tokens(self, conversation: "Conversation", turn: Turn) -> None:
         if not self._screen.is_engine_ready:
             self._screen.warn("its alternatives are known when the model is loaded")
             return
@@ -268,15 +273,3 @@ def _fork_cost(conversation: "Conversation", turn: Turn) -> EditCost:
     end = ids.index(turn.id) + (turn.role is Role.ASSISTANT) if turn.id in ids else 0
     shared = sum(len(one.token_ids or ()) for one in conversation.turns[:end])
     return replace(FREE, reused_tokens=shared)
-
-
-_COMMANDS = {
-    "e": "edit",
-    "d": "drop",
-    "r": "retry",
-    "3": "compare",
-    "w": "why",
-    "c": "copy",
-    "k": "code",
-    "o": "open",
-}

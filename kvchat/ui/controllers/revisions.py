@@ -83,7 +83,8 @@ class RevisionController:
             return
         if self._rest is not None:
             self._rest.stop()
-        self._rest = self._screen.set_timer(_REST_S, lambda: self._look_up(text))
+        look_up = partial(self._screen.begin, partial(self._show_cost, text), group="look")
+        self._rest = self._screen.set_timer(_REST_S, look_up)
 
     def send_edit(self, text: str) -> None:
         """Say what an edit costs, ask where that is much, and carry it out."""
@@ -92,18 +93,14 @@ class RevisionController:
         self.end_edit()
         self._screen.begin(partial(self._send_edit, self._turns.stored, question, text))
 
-    def _look_up(self, text: str) -> None:
-        if self.editing is not None:
-            whole = before_message(self._composer.attachments) + text
-            self._screen.begin(partial(self._show_cost, self.editing, whole), group="look")
-
-    async def _show_cost(self, question: Turn, text: str) -> None:
-        costs: Sequence[str] = ()
-        conversation = self._turns.conversation
-        if conversation is None:
+    async def _show_cost(self, text: str) -> None:
+        question, conversation = self.editing, self._turns.conversation
+        if question is None or conversation is None:
             return
+        costs: Sequence[str] = ()
         with suppress(KvchatError):
-            cost = await asyncio.to_thread(self._chat.edit_cost, conversation, question.id, text)
+            whole = before_message(self._composer.attachments) + text
+            cost = await asyncio.to_thread(self._chat.edit_cost, conversation, question.id, whole)
             costs = heading_words(cost, self._screen.snapshot)
         if self.editing is question:
             self.costs = costs

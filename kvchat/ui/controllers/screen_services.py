@@ -13,9 +13,9 @@ from textual.timer import Timer
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.session.tree import Turn
 from kvchat.ui.controllers.dialogs import Dialogs, Work
-from kvchat.ui.state.queued_turn import QueuedTurn
+from kvchat.ui.state.conversation_tab import QueuedTurn
 from kvchat.ui.widgets.prompt_input import Prompt
-from kvchat.ui.widgets.session_rows import Held, SessionListOptions, SessionWithBranches
+from kvchat.ui.widgets.session_rows import SessionListOptions, SessionWithBranches
 
 if TYPE_CHECKING:
     from kvchat.chat.conversation import Conversation
@@ -71,9 +71,7 @@ class ScreenServices(Protocol):
         """Run a command, or send a message, to the conversation on screen."""
         ...
 
-    def run_on(self, turn: Turn, name: str) -> None:
-        """Run a command on one message."""
-        ...
+    def run_on(self, turn: Turn, name: str) -> None: ...
 
     # What is shown
 
@@ -81,23 +79,11 @@ class ScreenServices(Protocol):
 
     def queue_changed(self) -> None: ...
 
-    def draw_heading(self) -> None:
-        """Draw what the conversation on screen is called."""
-        ...
+    def draw_heading(self) -> None: ...
 
-    def draw_lines(self, place: str, lines: Sequence[str]) -> None:
-        """Draw lines above the prompt; see `Composer.draw_lines`."""
-        ...
+    def draw_lines(self, place: str, lines: Sequence[str]) -> None: ...
 
     def draw_sessions(self, sessions: Sequence[SessionWithBranches], options: SessionListOptions) -> None: ...
-
-    def held_sessions(self) -> Mapping[str, Held]:
-        """Return what each session with a live branch has on the device, by its id."""
-        ...
-
-    def held_branches(self) -> Mapping[tuple[str, str], Held]:
-        """Return the same for each branch that is open, by session and name."""
-        ...
 
     def show_theme(self, name: str) -> None: ...
 

@@ -84,7 +84,7 @@ class SendController:
         return [mark for mark in marks if not _is_in(mark, self._untyped)]
 
     async def _send_when_read(self, words: str, marks: Sequence[str]) -> None:
-        place, editing = self._turns.place, _id_of(self._revisions.editing)
+        place, editing = self._turns.tab, _id_of(self._revisions.editing)
         try:
             async with self._in_order:
                 are_read = await self._composer.settled()
@@ -94,7 +94,7 @@ class SendController:
         problem, again = "\n".join(marked.problems), "enter again sends it without"
         if not are_read:
             problem = "a file that was to go with your message could not be read"
-        if place is not self._turns.place:
+        if place is not self._turns.tab:
             problem, again = "you have left its conversation", "enter sends it to the one on screen"
         elif editing != _id_of(self._revisions.editing):
             problem = "you have begun or left a change meanwhile"

@@ -16,11 +16,12 @@ from kvchat.session.tree import SessionId
 from kvchat.text.figures import count_text, plural
 from kvchat.text.fit_text import UNTITLED, one_line
 from kvchat.ui.controllers.conversations import ConversationController
+from kvchat.ui.controllers.engine_watch import EngineWatch, HeldByBranch, HeldBySession
 from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.turn_runner import TurnRunner
 from kvchat.ui.key_names import key_name
 from kvchat.ui.state.stored_sessions import StoredSessions
-from kvchat.ui.widgets.session_rows import SearchFinding, title_of
+from kvchat.ui.widgets.session_rows import SearchFinding, SessionListOptions, title_of
 
 if TYPE_CHECKING:
     from kvchat.app.interface_host import InterfaceHost
@@ -57,11 +58,13 @@ class SessionController:
         files: "InterfaceHost",
         turns: TurnRunner,
         conversations: ConversationController,
+        watch: EngineWatch,
         initial: str | None,
     ) -> None:
         self.sessions = StoredSessions(store)
         self._screen = screen
         self._conversations = conversations
+        self._watch = watch
         self._store = store
         self._files = files
         self._turns = turns
@@ -74,34 +77,38 @@ class SessionController:
         self._has_looked = False
         self._told_salvage: object = None
         self.interrupted: SessionId | None = None
-        self._drawn_as: tuple[object, ...] = ()
+        self._drawn_as: tuple[HeldBySession, HeldByBranch, float] | None = None
         self._drawn_s = 0.0
 
     def refresh(self) -> None:
-        """Read the store again and draw it."""
         self._note_opened()
         self._screen.begin(self._refresh, group="sessions")
 
     def draw(self) -> None:
-        """Draw what was read last."""
         self._drawn_as, self._drawn_s = self._figures(), monotonic()
-        options = self.sessions.options(
-            self._turns.conversation,
-            self._screen.held_sessions(),
-            self._finding,
-            self._screen.held_branches(),
+        (held, held_branches, _), here, stored = self._drawn_as, self._turns.conversation, self.sessions
+        options = SessionListOptions(
+            active_session=here.session.id if here else None,
+            active_branch=here.branch.name if here else None,
+            held=held,
+            held_branches=held_branches,
+            places=stored.places,
+            now=time(),
+            approximate=stored.approximate,
+            on_disk=stored.on_disk,
+            finding=self._finding,
         )
-        self._screen.draw_sessions(self.sessions.entries, options)
+        self._screen.draw_sessions(stored.entries, options)
 
     def keep_fresh(self) -> None:
         """Draw marks, bytes and ages again where they have changed; cheap where not, so call it often."""
-        is_due = self._drawn_as and monotonic() - self._drawn_s >= _FRESH_S
+        is_due = self._drawn_as is not None and monotonic() - self._drawn_s >= _FRESH_S
         if is_due and self._figures() != self._drawn_as:
             self.draw()
 
-    def _figures(self) -> tuple[object, ...]:
+    def _figures(self) -> tuple[HeldBySession, HeldByBranch, float]:
         """Return what changes in the list while the store is as it was."""
-        return self._screen.held_sessions(), self._screen.held_branches(), time() // _MINUTE_S
+        return *self._watch.held(self._conversations.opened), time() // _MINUTE_S
 
     def find(self, words: str) -> None:
         """Show only what has all of some words: by title at once, in messages when typing rests."""
@@ -112,39 +119,6 @@ class SessionController:
         if words:
             search = partial(self._screen.begin, partial(self._search, words), group="search")
             self._rest = self._screen.set_timer(_REST_S, search)
-
-    def pin(self, session_id: SessionId) -> None:
-        """Keep a session on top of the list, or no longer."""
-        session = self.sessions.session(session_id)
-        is_pinned = session is None or not session.pinned
-        self._screen.begin(partial(self._change, lambda: self._store.pin(session_id, is_pinned=is_pinned)))
-
-    def rename(self, session_id: SessionId, title: str) -> None:
-        self._screen.begin(partial(self._change, partial(self._store.rename, session_id, title)))
-
-    def ask_for_title(self, session_id: SessionId) -> None:
-        """Rename a session as the person writes it."""
-        self._screen.begin(partial(self._ask_for_title, session_id))
-
-    def ask_for_file(self, session_id: SessionId, branch: str | None = None) -> None:
-        """Write a session (None: the branch used last) to a file that the person names."""
-        self._screen.begin(partial(self._ask_for_file, session_id, branch))
-
-    def export(self, session_id: SessionId, branch: str, target: str) -> None:
-        """Write a session to a file; ask before one is replaced."""
-        self.write(partial(self._files.export, session_id, branch, target))
-
-    def write(self, write: Callable[..., str]) -> None:
-        """Write something to a file; ask before one is replaced.
-
-        Args:
-            write: says what was written; raises FileTaken unless it is forced.
-        """
-        self._screen.begin(partial(self._export, write))
-
-    def ask_to_delete(self, session_id: SessionId, branch: str | None = None) -> None:
-        """Delete a session, or one of its branches, if the person means it."""
-        self._screen.begin(partial(self._ask_to_delete, session_id, branch))
 
     def title(self, session_id: SessionId) -> str:
         return self.sessions.title(session_id) or UNTITLED
@@ -229,22 +203,27 @@ class SessionController:
             self._finding = SearchFinding(words=words, hits=hits)
             self.draw()
 
-    async def _change(self, change: Callable[[], object]) -> None:
-        try:
-            await asyncio.to_thread(change)
-        except KvchatError as error:
-            self._screen.warn(str(error))
-        self.refresh()
+    # Work on one session
 
-    async def _ask_for_title(self, session_id: SessionId) -> None:
+    async def pin(self, session_id: SessionId) -> None:
+        """Keep a session on top of the list, or no longer."""
+        session = self.sessions.session(session_id)
+        is_pinned = session is None or not session.pinned
+        await self._change(lambda: self._store.pin(session_id, is_pinned=is_pinned))
+
+    async def rename(self, session_id: SessionId, title: str) -> None:
+        await self._change(lambda: self._store.rename(session_id, title))
+
+    async def ask_for_title(self, session_id: SessionId) -> None:
         from kvchat.ui.screens.choices import LineScreen
 
         title = self.sessions.title(session_id) or ""
         written = await self._screen.dialogs.ask(LineScreen("rename", title, "enter renames it · esc closes"))
         if written and written != title:
-            await self._change(lambda: self._store.rename(session_id, written))
+            await self.rename(session_id, written)
 
-    async def _ask_for_file(self, session_id: SessionId, branch: str | None) -> None:
+    async def ask_for_file(self, session_id: SessionId, branch: str | None) -> None:
+        """Write a session (None: the branch used last) to a file that the person names."""
         session = self.sessions.session(session_id)
         if session is None:
             return
@@ -255,9 +234,17 @@ class SessionController:
         hint = ".md .html .json .kvchat; empty: a bundle · enter writes it · esc closes"
         target = await self._screen.dialogs.ask(LineScreen(named, "", hint))
         if target is not None:
-            await self._export(partial(self._files.export, session_id, branch, target))
+            await self.export(session_id, branch, target)
 
-    async def _export(self, write: Callable[..., str]) -> None:
+    async def export(self, session_id: SessionId, branch: str, target: str) -> None:
+        await self.write(partial(self._files.export, session_id, branch, target))
+
+    async def write(self, write: Callable[..., str]) -> None:
+        """Write something to a file; ask before one is replaced.
+
+        Args:
+            write: says what was written; raises FileTaken unless it is forced.
+        """
         try:
             words = await asyncio.to_thread(write)
         except FileTaken as taken:
@@ -266,7 +253,8 @@ class SessionController:
             words = await asyncio.to_thread(write, force=True)
         self._screen.tell(words, title="export")
 
-    async def _ask_to_delete(self, session_id: SessionId, branch: str | None) -> None:
+    async def ask_to_delete(self, session_id: SessionId, branch: str | None = None) -> None:
+        """Delete a session, or one of its branches, if the person means it."""
         if self._turns.is_answering(session_id):
             self._screen.warn("an answer is being written there: stop it with esc, then delete it")
             return
@@ -288,3 +276,10 @@ class SessionController:
             await self._change(lambda: self._store.remove_branch(session_id, branch))
         for words in await asyncio.to_thread(self._store.still_readable):
             self._screen.warn(words)
+
+    async def _change(self, change: Callable[[], object]) -> None:
+        try:
+            await asyncio.to_thread(change)
+        except KvchatError as error:
+            self._screen.warn(str(error))
+        self.refresh()

@@ -13,7 +13,7 @@ from kvchat.text.fit_text import one_line, padded
 from kvchat.ui.controllers.conversations import ConversationController
 from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.turn_runner import TurnRunner
-from kvchat.ui.state.argument_completion import Argument, setting_arguments
+from kvchat.ui.state.completion import Argument, setting_arguments
 from kvchat.ui.theme import KVCHAT_THEME, unknown_theme
 
 if TYPE_CHECKING:
@@ -89,38 +89,22 @@ class SettingsController:
 
     def set_theme(self, name: str) -> None:
         self._previewed = None  # it stays
-        self.change("display.theme", name)
-
-    def settings(self) -> None:
-        """Show all settings; what is chosen is changed and written into the person's file."""
-        self._screen.begin(self._settings)
-
-    def change(self, name: str, value: str) -> None:
-        """Change a setting; without a value, ask for it."""
-        self._screen.begin(partial(self._change, name, value) if value else partial(self._ask_for, name))
-
-    def models(self) -> None:
-        """Show the models that are here; the one that is chosen answers from now on."""
-        self._screen.begin(self._models)
+        self._screen.begin(partial(self.change, "display.theme", name))
 
     def reload(self) -> None:
-        """Begin to load the engine again."""
         if self._turns.is_any_running:
             self._screen.warn("an answer is being written: esc stops it, then load again")
         else:
             self._screen.begin(partial(self.begin_anew, self._host.reload))
-
-    def use_model(self, model: str) -> None:
-        """Load another model in the place of the engine's, once it is here; the chat goes on until then."""
-        self.stop_download()
-        self._screen.begin(partial(self._use_model, model))
 
     def stop_download(self) -> bool:
         """Stop the download of a model, and return whether there was one."""
         is_any, self._fetched = self._fetched is not None, None
         return is_any
 
-    async def _use_model(self, model: str) -> None:
+    async def use_model(self, model: str) -> None:
+        """Load another model in the place of the engine's, once it is here; the chat goes on until then."""
+        self.stop_download()
         try:
             await self._fetch(model)
             await asyncio.to_thread(self._host.check_model, model)
@@ -160,7 +144,8 @@ class SettingsController:
             await asyncio.sleep(_REDRAW_S)
             self._screen.draw_lines("download", [fetched.line])
 
-    async def _settings(self) -> None:
+    async def show_settings(self) -> None:
+        """Show all settings; what is chosen is changed and written into the person's file."""
         from kvchat.ui.screens.choices import ChoiceScreen
 
         at, title = 0, "settings"
@@ -174,7 +159,7 @@ class SettingsController:
             if chosen is None:
                 return
             at = chosen
-            told = await self._ask_for(entries[at].name)
+            told = await self.ask_for(entries[at].name)
             title = f"settings · {told}" if told else "settings"
 
     async def _read_entries(self) -> None:
@@ -187,19 +172,19 @@ class SettingsController:
             return tuple(sorted(self._screen.app.available_themes))
         return ("true", "false") if entry.value in ("True", "False") else ()
 
-    async def _ask_for(self, name: str) -> str:
-        """Ask for a value, and return what was told of the change; empty: nothing changed."""
+    async def ask_for(self, name: str) -> str:
+        """Ask for a setting's value, and return what was told of the change; empty: nothing changed."""
         from kvchat.ui.screens.choices import LineScreen
 
         await self._read_entries()
         entry = next((one for one in self._entries if one.name == name), None)
         if entry is None:
-            return await self._change(name, "")  # says that there is none
+            return await self.change(name, "")  # says that there is none
         hint = f"{entry.summary}\nenter writes it into your file · empty resets it · esc closes"
         value = await self._screen.dialogs.ask(LineScreen(name, entry.value, hint))
-        return "" if value in (None, entry.value) else await self._change(name, value)
+        return "" if value in (None, entry.value) else await self.change(name, value)
 
-    async def _change(self, name: str, value: str) -> str:
+    async def change(self, name: str, value: str) -> str:
         try:
             if name == "display.theme" and value and value not in self._screen.app.available_themes:
                 raise UsageError(unknown_theme(value))
@@ -224,7 +209,8 @@ class SettingsController:
         elif name.startswith("sampling."):
             self._chat.use_sampling(self._host.sampling())
 
-    async def _models(self) -> None:
+    async def show_models(self) -> None:
+        """Show the models that are here; the one that is chosen answers from now on."""
         from kvchat.ui.screens.choices import ChoiceScreen, LineScreen
 
         entries = await asyncio.to_thread(self._host.models)
@@ -239,7 +225,7 @@ class SettingsController:
         else:
             model = None if entries[chosen].is_current else entries[chosen].name
         if model:
-            self.use_model(model)
+            await self.use_model(model)
 
     async def begin_anew(self, change: Callable[[], Result]) -> Result | None:
         """Let go of the engine, change what it works with in a thread, and come back to the conversation.

@@ -25,8 +25,8 @@ from kvchat.ui.state.conversation_tab import (
     unseen_words,
     unsent_message,
 )
-from kvchat.ui.state.queued_turn import QueuedTurn as QueuedTurn
-from kvchat.ui.state.queued_turn import TurnKind as TurnKind
+from kvchat.ui.state.conversation_tab import QueuedTurn as QueuedTurn
+from kvchat.ui.state.conversation_tab import TurnKind as TurnKind
 from kvchat.ui.terminal.garbage import GarbageSchedule
 from kvchat.ui.widgets.answer import AnswerView
 from kvchat.ui.widgets.transcript import Transcript
@@ -52,6 +52,7 @@ class TurnRunner:
         system: the system prompt of new conversations, where nothing else is said.
 
     Attributes:
+        tab: what is on screen; the same object while one conversation is, also where it begins as a draft.
         temporary: the sessions that are deleted when they are left.
         garbage: when memory is looked through.
     """
@@ -65,7 +66,7 @@ class TurnRunner:
         self.garbage = GarbageSchedule()
         self.system = system
         self.temporary: set[SessionId] = set()
-        self._tab = ConversationTab(draft=Draft(system=system))
+        self.tab = ConversationTab(draft=Draft(system=system))
         self._behind: list[ConversationTab] = []
         self._answer: AnswerView | None = None
         self._question_id: TurnId | None = None
@@ -75,42 +76,21 @@ class TurnRunner:
 
     @property
     def conversation(self) -> "Conversation | None":
-        """What is on screen; None for a draft."""
-        return self._tab.conversation
+        return self.tab.conversation
 
     @property
     def stored(self) -> "Conversation":
         """What is on screen, where something has been said in it already."""
-        assert self._tab.conversation is not None
-        return self._tab.conversation
-
-    @property
-    def place(self) -> object:
-        """What stays the same while one conversation is on screen, also where it begins as a draft."""
-        return self._tab
-
-    @property
-    def draft(self) -> Draft:
-        return self._tab.draft
-
-    @draft.setter
-    def draft(self, draft: Draft) -> None:
-        self._tab.draft = draft
-
-    @property
-    def queue(self) -> Sequence[QueuedTurn]:
-        """What waits for the running turn of the conversation on screen, or for the engine."""
-        return self._tab.queue
+        assert self.tab.conversation is not None
+        return self.tab.conversation
 
     @property
     def is_running(self) -> bool:
-        """Whether the conversation on screen is being answered."""
-        return self._tab.feed.is_running
+        return self.tab.feed.is_running
 
     @property
     def is_busy(self) -> bool:
-        """Whether a turn runs or waits in the conversation on screen."""
-        return self._tab.is_busy
+        return self.tab.is_busy
 
     @property
     def is_any_running(self) -> bool:
@@ -126,12 +106,11 @@ class TurnRunner:
 
     @property
     def behind(self) -> "Sequence[Conversation]":
-        """What is being answered behind the screen."""
         return [tab.conversation for tab in self._behind if tab.conversation is not None]
 
     @property
     def _tabs(self) -> list[ConversationTab]:
-        return [self._tab, *self._behind]
+        return [self.tab, *self._behind]
 
     def is_answering(self, session_id: SessionId) -> bool:
         """Whether a turn of this session runs or waits, on screen or behind it."""
@@ -150,8 +129,7 @@ class TurnRunner:
         return any(one is not None and one.session.id == session_id for one in writing)
 
     def add(self, pending: QueuedTurn) -> None:
-        """Queue a turn; `start_next` runs it."""
-        self._tab.queue.append(pending)
+        self.tab.queue.append(pending)
         self._screen.queue_changed()
 
     def start_next(self) -> bool:
@@ -169,14 +147,14 @@ class TurnRunner:
 
     def stop(self) -> str:
         """Ask the running answer on screen to stop, empty the queue, and return the queued text."""
-        unsent = self._stop(self._tab)
+        unsent = self._stop(self.tab)
         self._screen.queue_changed()
         return unsent
 
     def excuse_stop(self, pressed_s: float) -> bool:
         """Return whether a key was meant to stop the answer that had just ended; once for each answer."""
-        ended_s, self._tab.ended_s = self._tab.ended_s, None
-        if ended_s is None or self._tab.feed.took_s < _LEAST_STOPPED_S:
+        ended_s, self.tab.ended_s = self.tab.ended_s, None
+        if ended_s is None or self.tab.feed.took_s < _LEAST_STOPPED_S:
             return False
         return pressed_s - ended_s < _LATE_S
 
@@ -218,22 +196,22 @@ class TurnRunner:
             await _to_its_end(self._show(conversation, draft))
 
     async def _show(self, conversation: "Conversation | None", draft: Draft | None) -> None:
-        if self._tab.is_busy and self._tab.holds(conversation):
+        if self.tab.is_busy and self.tab.holds(conversation):
             return
-        if self._tab.is_busy:
-            self._behind.append(self._tab)
-            if self._tab.conversation is not None:
-                self._chat.put_behind(self._tab.conversation)
+        if self.tab.is_busy:
+            self._behind.append(self.tab)
+            if self.tab.conversation is not None:
+                self._chat.put_behind(self.tab.conversation)
         self._answer, self._question_id = None, None
         tab = next((tab for tab in self._behind if tab.holds(conversation)), None)
         if tab is not None:
             self._behind.remove(tab)
-        self._tab = tab or ConversationTab(conversation, draft or Draft(system=self.system))
-        if self._tab.conversation is not None:
-            self._chat.bring_forward(self._tab.conversation)
-        session = self._tab.conversation.session if self._tab.conversation else None
-        await self._transcript.show_turns(turns_before(self._tab), session)
-        for event in list(self._tab.events):
+        self.tab = tab or ConversationTab(conversation, draft or Draft(system=self.system))
+        if self.tab.conversation is not None:
+            self._chat.bring_forward(self.tab.conversation)
+        session = self.tab.conversation.session if self.tab.conversation else None
+        await self._transcript.show_turns(turns_before(self.tab), session)
+        for event in list(self.tab.events):
             await self._draw(event)
         self._screen.queue_changed()
         self._screen.conversation_changed()
@@ -254,7 +232,7 @@ class TurnRunner:
     async def _drain(self) -> None:
         for tab in list(self._behind):
             self._note_behind(tab)
-        tab = self._tab
+        tab = self.tab
         for is_text, events in groupby(tab.feed.take(), key=lambda event: isinstance(event, TextDelta)):
             if is_text:
                 deltas = [event for event in events if isinstance(event, TextDelta)]
@@ -321,8 +299,8 @@ class TurnRunner:
     async def _draw(self, event: FeedEvent) -> None:
         match event:
             case ConversationOpened(conversation=conversation):
-                self._tab.conversation = conversation
-                self._tab.draft = Draft()
+                self.tab.conversation = conversation
+                self.tab.draft = Draft()
                 self._screen.conversation_changed()
             case TurnStarted():
                 await self._draw_start(event)
@@ -337,7 +315,7 @@ class TurnRunner:
             case TextDelta():
                 await self._draw_text([event])
             case TurnEnded():
-                self._end(self._tab)
+                self._end(self.tab)
                 self._screen.turn_ended()
 
     async def _draw_start(self, event: TurnStarted) -> None:
@@ -345,14 +323,10 @@ class TurnRunner:
         self._question_id = event.question.id if event.question else None
         await self._transcript.cut_after(first.parent_id)
         self._answer = await self._transcript.begin_turn(event.question, event.answer)
-        self._tell_own_branch()
+        here, moved = self.stored.branch.name, self.stored.diverged_from
+        if moved is not None:
+            self._screen.warn(_OWN_BRANCH.format(one_line(here), one_line(moved)))
         self._screen.conversation_changed()
-
-    def _tell_own_branch(self) -> None:
-        """Say that a message went to a branch of its own, since another window has moved its branch."""
-        here, other = self.stored.branch.name, self.stored.diverged_from
-        if other is not None:
-            self._screen.warn(_OWN_BRANCH.format(one_line(here), one_line(other)))
 
     async def _draw_text(self, deltas: list[TextDelta]) -> None:
         if self._answer is None:
@@ -387,9 +361,9 @@ class TurnRunner:
         question_id, self._question_id = self._question_id, None
         is_kept = question_id is not None and any(turn.id == question_id for turn in kept)
         await self._transcript.cut_after(kept[-1].id if kept else None)
-        pending = self._tab.running
+        pending = self.tab.running
         if isinstance(error, ContextOverflow):
-            asked = next((one.question for one in self._tab.events if isinstance(one, TurnStarted)), None)
+            asked = next((one.question for one in self.tab.events if isinstance(one, TurnStarted)), None)
             own_len = len(asked.token_ids or ()) if asked is not None else 0
             error = ContextOverflow(overflow_text(error, pending.text if pending else "", own_len))
         self._screen.turn_failed(error, pending.text if pending and not is_kept else "")

@@ -12,7 +12,7 @@ from textual.binding import BindingType
 from textual.content import Content
 from textual.screen import Screen
 from textual.widget import Widget
-from textual.widgets import Static
+from textual.widgets import Input, Static
 
 from kvchat.app.interface_types import EngineView
 from kvchat.engine.api.engine_phase import EnginePhase, EngineStatus
@@ -29,8 +29,8 @@ from kvchat.ui.controllers.composer import ComposerController
 from kvchat.ui.controllers.conversations import ConversationController
 from kvchat.ui.controllers.dialogs import Dialogs, Work
 from kvchat.ui.controllers.drafts import DraftController
-from kvchat.ui.controllers.engine_watch import EngineWatch, Shown
-from kvchat.ui.controllers.formats import FormatController, GaugeController
+from kvchat.ui.controllers.engine_watch import EngineWatch
+from kvchat.ui.controllers.formats import FormatController
 from kvchat.ui.controllers.message_actions import MessageActionsController
 from kvchat.ui.controllers.revisions import RevisionController
 from kvchat.ui.controllers.sending import SendController
@@ -49,8 +49,7 @@ from kvchat.ui.widgets.list_search_field import FindField
 from kvchat.ui.widgets.panes import Panes
 from kvchat.ui.widgets.prompt_input import Prompt
 from kvchat.ui.widgets.session_list import SessionList
-from kvchat.ui.widgets.session_rows import Held, SessionListOptions, SessionWithBranches
-from kvchat.ui.widgets.sessions_pane import SessionsPane
+from kvchat.ui.widgets.session_rows import SessionListOptions, SessionWithBranches
 from kvchat.ui.widgets.status_bar import StatusBar
 from kvchat.ui.widgets.transcript import Transcript
 from kvchat.ui.widgets.welcome import Welcome
@@ -94,7 +93,6 @@ class ChatScreen(Screen[None]):
         self.own_keys: Mapping[str, str] = host.appearance().keys
         self.dialogs = Dialogs(self, self._draw_pending)
         self.notices = Notices(self, self.own_keys, self.dialogs)
-        self._last_rate: float | None = None
         self._place: object = None
         self._queued_s = 0.0
         self._has_been_seen = False
@@ -126,17 +124,18 @@ class ChatScreen(Screen[None]):
             revisions=self.revisions,
             drafts=self.drafts,
         )
-        self.sessions = SessionController(self, chat.store, host, turns, self.conversations, self._initial)
+        panel, line = self.query_one(CachePanel), self.query_one(CacheLine)
+        status = self.query_one(StatusBar)
+        self._watch = watch = EngineWatch(engine, turns, panel, line, status, self._phase_changed)
+        self.sessions = SessionController(
+            self, chat.store, host, turns, self.conversations, watch, self._initial
+        )
         self.branching = MessageActionsController(self, chat, turns, self.conversations, self.composer)
         self.clipboard = Clipboard(self)
         self.settings = SettingsController(self, chat, host, turns, self.conversations)
         self.formats = FormatController(self, host, turns, self.settings)
-        self.gauge = GaugeController(self, host, turns)
         self.commands = CommandDispatcher(self, chat, turns)
         self._inspector = InspectorController(self, chat, engine, turns, self._branch_names)
-        panel, line = self.query_one(CachePanel), self.query_one(CacheLine)
-        status = self.query_one(StatusBar)
-        self._watch = EngineWatch(engine, panel, line, status, self._phase_changed)
         self.begin(self.composer.read_history)
         self.prompt.focus()
         self._render_loop = RenderLoop(self, turns.drain)
@@ -170,7 +169,6 @@ class ChatScreen(Screen[None]):
         self.notices.toast("error", message, title, 15)
 
     def begin(self, work: Work, *, group: str = "", asked_s: float | None = None) -> None:
-        """Run something that may wait; see `ScreenServices.begin`."""
         asked_s = self.dialogs.asked_s if asked_s is None else asked_s
         running = partial(self._run, work, asked_s)
         self.run_worker(running, group=group or "work", exclusive=bool(group))  # type: ignore[arg-type]
@@ -243,7 +241,6 @@ class ChatScreen(Screen[None]):
     # Keys
 
     def action_run(self, command: str) -> None:
-        """Run a command as if it had been typed without an argument."""
         self.commands.run(f"/{command}")
 
     def action_sessions(self) -> None:
@@ -253,7 +250,6 @@ class ChatScreen(Screen[None]):
             self.show_sessions_pane()
 
     def action_find(self, words: str = "") -> None:
-        """Let the person look for words in sessions and messages."""
         self.query_one(Panes).find(words)
 
     def action_cache(self) -> None:
@@ -273,7 +269,9 @@ class ChatScreen(Screen[None]):
             self.transcript.scroll_page_down()
 
     def action_inspect(self) -> None:
-        self._inspector.open()
+        from kvchat.ui.screens.inspector import InspectorScreen
+
+        self.begin(partial(self.dialogs.ask, InspectorScreen(self._inspector)))
 
     def action_editor(self) -> None:
         self.clipboard.edit_prompt(self.prompt.text)
@@ -298,7 +296,7 @@ class ChatScreen(Screen[None]):
             return  # enter was pressed twice before the first one counted
         self.transcript.unselect()
         self.prompt.focus()
-        self.branching.choose(event.turn)
+        self.begin(partial(self.branching.choose, event.turn))
 
     def on_static_text_link_clicked(self, event: Any) -> None:
         self.app.copy_to_clipboard(event.href)
@@ -306,8 +304,8 @@ class ChatScreen(Screen[None]):
 
     def action_stop(self) -> None:
         """Go back to the prompt from where the person has gone; from there, stop what there is to stop."""
-        if self.query_one(SessionList).has_focus:
-            self._leave_sessions()
+        if isinstance(self.focused, SessionList | FindField):
+            self.leave_sessions()
         elif self.transcript.selected is not None:
             self.prompt.focus()
         elif self.prompt.is_completing:
@@ -316,7 +314,6 @@ class ChatScreen(Screen[None]):
             self._stop()
 
     def stop_answer(self) -> None:
-        """Stop the answer and what waits behind it, and nothing else."""
         if self.turns.is_busy:
             self._stop()
         else:
@@ -359,20 +356,11 @@ class ChatScreen(Screen[None]):
         if self.is_attached and self.query(SessionList):  # the window may have been closed meanwhile
             self.query_one(SessionList).show_sessions(sessions, options)
 
-    def held_sessions(self) -> Mapping[str, Held]:
-        return self._watch.held_sessions()
-
-    def held_branches(self) -> Mapping[tuple[str, str], Held]:
-        return self._watch.held_branches(self.conversations.opened)
-
-    def on_sessions_pane_searched(self, event: SessionsPane.Searched) -> None:
-        self.sessions.find(event.words)
-
-    def on_sessions_pane_closed(self) -> None:
-        self._leave_sessions()
+    def on_input_changed(self, event: Input.Changed) -> None:
+        self.sessions.find(event.value.strip())
 
     def on_session_list_opened(self, event: SessionList.Opened) -> None:
-        self._leave_sessions()
+        self.leave_sessions()
         if event.turn_id is not None:  # on a new branch where none leads there any more
             opener = partial(self._chat.open_at, event.turn_id)
         else:
@@ -388,7 +376,7 @@ class ChatScreen(Screen[None]):
     def on_session_list_asked(self, event: SessionList.Asked) -> None:
         self.commands.run_on_line(event.command, event.session_id, event.branch)
 
-    def _leave_sessions(self) -> None:
+    def leave_sessions(self) -> None:
         self.query_one(Panes).leave_sessions()
         self.prompt.focus()
 
@@ -427,7 +415,7 @@ class ChatScreen(Screen[None]):
         if not self.turns.is_any_running:
             self._render_loop.stop()
         if (answer := self.transcript.last_answer) is not None:
-            self._last_rate = answer.turn.timings.decode_tokens_per_s
+            self._watch.last_rate = answer.turn.timings.decode_tokens_per_s
         self.conversation_changed()
         self._start_next()
 
@@ -480,7 +468,7 @@ class ChatScreen(Screen[None]):
         return window_hints(self.own_keys, is_busy=is_busy, is_editing=is_editing, is_covered=is_covered)
 
     def _draw_queue(self) -> None:
-        waiting = [one_line(shown_message(one.text)) or one.kind.value for one in self.turns.queue]
+        waiting = [one_line(shown_message(one.text)) or one.kind.value for one in self.turns.tab.queue]
         asked = [f"changed {one_line(shown_message(text))}" for text in self.revisions.asked]
         self.draw_lines("queue", [*asked, *(f"queued  {line}" for line in waiting)])
 
@@ -491,16 +479,8 @@ class ChatScreen(Screen[None]):
 
     def _look(self) -> None:
         """Draw the engine's state, and come back: often while an answer is written."""
-        shown = Shown(
-            session=conversation.session if (conversation := self.turns.conversation) else None,
-            names=self._branch_names(),
-            context_len=self.turns.context_len,
-            is_running=self.turns.is_running,
-            num_queued=len(self.turns.queue),
-            last_rate=self._last_rate,
-            on_screen=self._inspector.on_screen(),
-        )
-        self.set_timer(self._watch.look(shown), self._look)
+        until_next_s = self._watch.look(self._branch_names(), self._inspector.on_screen())
+        self.set_timer(until_next_s, self._look)
         if monotonic() - self.dialogs.typed_s > _TYPING_S:
             self.sessions.keep_fresh()
         # Full collections wait until no key was pressed for a while and nothing has scrolled.
@@ -538,7 +518,7 @@ class ChatScreen(Screen[None]):
             else:
                 stored = self.sessions.sessions.title(conversation.session.id) if conversation else None
                 temporary = _TEMPORARY if self.conversations.temporary.is_shown else ""
-                title, note = stored or self.turns.draft.title or temporary, self.conversations.note(stop)
+                title, note = stored or self.turns.tab.draft.title or temporary, self.conversations.note(stop)
                 text = heading_text(conversation, title, width, note, model_parts(self.snapshot))
             heading.update(Content(text), layout=False)
             heading.set_class(editing is not None, "-editing")

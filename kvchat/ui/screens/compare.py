@@ -17,7 +17,7 @@ from kvchat.session.tree import Finish, Turn
 from kvchat.text.answer_footer import PrefillEta, progress_parts
 from kvchat.text.figures import count_text, plural
 from kvchat.text.fit_text import clean_text
-from kvchat.ui.screens.interrupting_dialog import InterruptingDialog, Typed
+from kvchat.ui.screens.dialog import InterruptingDialog, Typed
 
 _DRAIN_S = 1 / 20
 _LEAST_WIDTH = 32

@@ -1,20 +1,18 @@
 """Gauge screen: bytes against loss as a plot, and every figure below it."""
 
 from textwrap import dedent
-from typing import ClassVar
 
 from textual import events
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.widgets import Static
 
 from kvchat.app.interface_types import Gauged
 from kvchat.engine.quality.frontier import recommended
-from kvchat.ui.screens.interrupting_dialog import InterruptingDialog
+from kvchat.ui.screens.dialog import InterruptingDialog
 from kvchat.ui.widgets.cache.frontier_rows import LEGEND, frontier_rows
-from kvchat.ui.widgets.cache.row_view import Look, Row
+from kvchat.ui.widgets.cache.row_view import Look, row_content
 
 _AROUND = 4
 """Rows of the screen that are neither plot nor table."""
@@ -27,10 +25,6 @@ class GaugeScreen(InterruptingDialog[None]):
     """Shows what was measured; the plot grows with the terminal, and goes where there is no room for it."""
 
     answer_keys = {"enter": None, "q": None}
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "scroll(-1)", "Up"),
-        Binding("down", "scroll(1)", "Down"),
-    ]
 
     def __init__(self, found: Gauged) -> None:
         super().__init__()
@@ -58,11 +52,4 @@ class GaugeScreen(InterruptingDialog[None]):
         place = self.query_one("#gauge-plot", Static)
         place.display = bool(rows)
         legend = Content.styled(LEGEND, "$faint")
-        place.update(Content("\n").join([*map(_content, rows), legend, Content("")]))
-
-    def action_scroll(self, step: int) -> None:
-        self.query_one("#gauge-body", VerticalScroll).scroll_relative(y=step, animate=False)
-
-
-def _content(row: Row) -> Content:
-    return Content("").join(Content.styled(text, _STYLES.get(look, "")) for text, look in row)
+        place.update(Content("\n").join([*(row_content(row, _STYLES) for row in rows), legend, Content("")]))

@@ -1,45 +1,46 @@
 """The cache from inside: whose blocks there are, each block or layer of one, and what moved and why."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
 from enum import StrEnum
 from time import monotonic, strftime
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from textual import events, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
-from textual.style import Style
 from textual.widgets import Static
 
 from kvchat.engine.api.cache_events import MOST_EVENTS, CacheEvent, CacheEventKind
-from kvchat.engine.api.inspection import InspectedBlock
-from kvchat.engine.api.snapshot import CacheSnapshot, LayerUsage
+from kvchat.engine.api.snapshot import LayerUsage
 from kvchat.errors import KvchatError
 from kvchat.text.figures import bytes_text, count_text
 from kvchat.text.fit_text import fitted
+from kvchat.ui.controllers.cache_inspector import InspectorController
 from kvchat.ui.screens.dialog import Dialog
 from kvchat.ui.state.cache_history import SHOWN_S
-from kvchat.ui.widgets.cache.block_table import BlockTable
-from kvchat.ui.widgets.cache.event_rows import KINDS, event_heading, event_row, events_title
+from kvchat.ui.widgets.cache.block_table import BlockTable, BlockWithWords, RowList
 from kvchat.ui.widgets.cache.inspector_rows import (
+    KINDS,
     RowSource,
     block_heading,
     detail_lines,
+    event_heading,
+    event_row,
+    events_title,
     layers_of,
     place_text,
     source_heading,
     source_row,
 )
 from kvchat.ui.widgets.cache.panel_rows import layer_rows, layer_section
-from kvchat.ui.widgets.cache.row_view import Look, Row, RowList, row_text
+from kvchat.ui.widgets.cache.row_view import Look, Row, row_content, row_text
 
 _INTERVAL_S = 0.5
 _MOST_SOURCES = 6
-
-BlocksWithWords = Sequence[tuple[InspectedBlock, str]]
 
 
 class InspectorView(StrEnum):
@@ -60,26 +61,6 @@ _AFTER = {
 _KEYS = "esc closes · {} · w write · f freeze"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheReader:
-    """Where the inspector has it from.
-
-    Args:
-        snapshot: returns the cache as it was last looked at.
-        sources: returns whose blocks can be shown; none while the model loads.
-        blocks, events: ask the engine; raise KvchatError where there is none. Events begin with a number.
-        titles: returns those of sessions, by id.
-        write: writes values to a file with a word in its name, and tells it.
-    """
-
-    snapshot: Callable[[], CacheSnapshot | None]
-    sources: Callable[[], Sequence[RowSource]]
-    blocks: Callable[[RowSource], Awaitable[BlocksWithWords]]
-    events: Callable[[int], Awaitable[Sequence[CacheEvent]]]
-    titles: Callable[[], Mapping[str, str]]
-    write: Callable[[str, Sequence[Any]], object]
-
-
 class InspectorScreen(Dialog[None]):
     """Follows the engine until it is frozen."""
 
@@ -93,7 +74,7 @@ class InspectorScreen(Dialog[None]):
         Binding("escape,f7,q,ctrl+c", "dismiss(None)", "Close"),
     ]
 
-    def __init__(self, reader: CacheReader) -> None:
+    def __init__(self, reader: InspectorController) -> None:
         super().__init__()
         self._reader = reader
         self._view = InspectorView.BLOCKS
@@ -144,11 +125,10 @@ class InspectorScreen(Dialog[None]):
         self._show_view(InspectorView.BLOCKS if self._view is InspectorView.EVENTS else InspectorView.EVENTS)
 
     def action_write(self) -> None:
-        """Write what is shown to a file."""
         if self._view is InspectorView.EVENTS:
             self._reader.write("events", self._shown_events[::-1])
         elif self._view is InspectorView.BLOCKS:
-            self._reader.write("blocks", [block for block, _ in self.query_one(BlockTable).blocks])
+            self._reader.write("blocks", [block for block, _ in self.query_one(BlockTable).values])
         else:
             self._reader.write("layers", self._shown_layers)
 
@@ -161,7 +141,7 @@ class InspectorScreen(Dialog[None]):
 
     def _show_view(self, view: InspectorView) -> None:
         self._view = view
-        table, rows = self.query_one(BlockTable), self.query_one(RowList)
+        table, rows = self.query_one(BlockTable), self.query_one("#inspector-rows", RowList)
         table.display = view is InspectorView.BLOCKS
         self.query_one("#inspector-detail").display = table.display and not self.has_class("-short")
         rows.display = view is not InspectorView.BLOCKS
@@ -190,7 +170,7 @@ class InspectorScreen(Dialog[None]):
                 if self._view is InspectorView.EVENTS:
                     await self._read_events()
                 elif self._view is InspectorView.BLOCKS:
-                    self._show(await self._reader.blocks(source))
+                    self._show(await asyncio.to_thread(self._reader.blocks, source))
                 self._problem = ""
             except KvchatError as error:
                 self._problem = str(error)
@@ -199,7 +179,7 @@ class InspectorScreen(Dialog[None]):
     async def _read_events(self) -> None:
         """Take the events since the last one, which may have grown."""
         since = self._events[-1].number if self._events else 0
-        newer = await self._reader.events(since)
+        newer = await asyncio.to_thread(self._reader.events, since)
         self._events = [*(one for one in self._events if one.number < since), *newer][-MOST_EVENTS:]
 
     @property
@@ -213,12 +193,12 @@ class InspectorScreen(Dialog[None]):
 
     @property
     def _shown_layers(self) -> Sequence[LayerUsage]:
-        snapshot = self._reader.snapshot()
+        snapshot = self._reader.snapshot
         if snapshot is None:
             return ()
         return layers_of(self._source if self._view is InspectorView.LAYERS else None, snapshot)
 
-    def _show(self, blocks: BlocksWithWords) -> None:
+    def _show(self, blocks: Sequence[BlockWithWords]) -> None:
         """Draw the blocks; those whose place changed stand out for a moment."""
         if not self.is_open:
             return
@@ -229,7 +209,7 @@ class InspectorScreen(Dialog[None]):
                 self._moved_s[start] = now_s
         self._places = places
         moved = frozenset(start for start, since_s in self._moved_s.items() if now_s - since_s < SHOWN_S)
-        self.query_one(BlockTable).show(tuple(blocks), moved)
+        self.query_one(BlockTable).show_blocks(blocks, moved)
 
     def _draw(self) -> None:
         if not (self.is_mounted and self.is_open):
@@ -243,22 +223,23 @@ class InspectorScreen(Dialog[None]):
         # Those around the chosen one where there are too many.
         first = min(max(0, self._chosen - _MOST_SOURCES // 2), max(0, len(self._sources) - _MOST_SOURCES))
         listed = list(enumerate(self._sources))[first : first + _MOST_SOURCES]
-        lines = [source_row(one, width, is_chosen=number == self._chosen) for number, one in listed]
-        self.query_one("#inspector-sources", Static).update(Content("\n").join(map(_content, lines)))
+        rows = [source_row(one, width, is_chosen=number == self._chosen) for number, one in listed]
+        lines = [row_content(row, {Look.DIFFERENT: "bold"}) for row in rows]
+        self.query_one("#inspector-sources", Static).update(Content("\n").join(lines))
         self.query_one("#inspector-heading", Static).update(Content(row_text(heading)))
         self.query_one("#inspector-keys", Static).update(Content(fitted(_KEYS.format(self._view), width)))
         self._draw_detail()
 
     def _draw_rows(self, width: int) -> tuple[str, Row]:
         """Show the rows, where they are not blocks; return the title and the heading."""
-        source, snapshot = self._source, self._reader.snapshot()
+        source, snapshot = self._source, self._reader.snapshot
         room = width - 1  # beside a scrollbar
         if self._view is InspectorView.EVENTS:
-            found, titles = self._shown_events, self._reader.titles()
-            self.query_one(RowList).show(found, lambda one: event_row(one, titles, room))
+            found, titles = self._shown_events, self._reader.titles
+            self.query_one("#inspector-rows", RowList).show(found, lambda one: event_row(one, titles, room))
             return events_title(found, self._kind), event_heading(room)
         if self._view is InspectorView.BLOCKS or snapshot is None:
-            num_blocks = count_text(len(self.query_one(BlockTable).blocks))
+            num_blocks = count_text(len(self.query_one(BlockTable).values))
             return f"{source.title('blocks') if source else 'Blocks'}: {num_blocks}", block_heading(width)
         usages = self._shown_layers
         num_bytes = bytes_text(sum(one.used_bytes + one.cached_bytes for one in usages))
@@ -268,16 +249,12 @@ class InspectorScreen(Dialog[None]):
         if is_one:  # what it does not have is not free
             layers = tuple(replace(row, num_total=0) for row in layers)
         heading, *rows = layer_section(layers, snapshot.block_size, room)
-        self.query_one(RowList).show(rows, lambda row: row)
+        self.query_one("#inspector-rows", RowList).show(rows, lambda row: row)
         return f"{title}: {num_bytes}", heading
 
     def _draw_detail(self) -> None:
         place = self.query_one("#inspector-detail", Static)
         block, words = self.query_one(BlockTable).block or (None, "")
-        snapshot = self._reader.snapshot()
+        snapshot = self._reader.snapshot
         groups = snapshot.groups if snapshot else ()
         place.update(Content("\n".join(detail_lines(block, groups, words, place.content_size.width))))
-
-
-def _content(row: Row) -> Content:
-    return Content("").join(Content.styled(text, Style(bold=look is Look.DIFFERENT)) for text, look in row)

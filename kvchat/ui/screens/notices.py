@@ -1,13 +1,13 @@
 """Notices of this run: shown for some seconds, or until they are dismissed, and kept to be read again."""
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Awaitable, Callable, Mapping
 from time import localtime, strftime
 from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
+from textual.content import Content
 from textual.notifications import SeverityLevel
 from textual.screen import Screen
 from textual.widgets import Static
@@ -18,7 +18,6 @@ from kvchat.ui.controllers.dialogs import Dialogs
 from kvchat.ui.key_names import key_name
 from kvchat.ui.screens.dialog import Dialog
 from kvchat.ui.widgets.composer import Composer
-from kvchat.ui.widgets.long_text import LongText
 
 _MOST = 500
 _SHORT = {"information": "info"}
@@ -58,14 +57,15 @@ class Notices:
             told = f"KV is not saved: {snapshot.problem}" if self._is_unsaved else "KV is saved again"
             self.toast("warning" if self._is_unsaved else "information", told, "", 8)
 
-    async def show(self, copy: Callable[[str], object]) -> None:
-        """Show all; what stands on the screen has been read then. Inside work."""
+    async def show(self, copy: Callable[[str], Awaitable[object]]) -> None:
+        """Show all, which may be copied; what stands on the screen has been read then. Inside work."""
         self.dismiss()
         self._screen.app.clear_notifications()
-        await self._dialogs.ask(NoticesScreen(self.text(), copy))
+        text = self.text()
+        if await self._dialogs.ask(NoticesScreen(text)):
+            await copy(text)
 
     def text(self) -> str:
-        """Return a line for each notice, the newest last."""
         return "\n".join(self._lines) or "no notices yet"
 
     def _note(self, severity: str, words: str) -> None:
@@ -79,30 +79,25 @@ class Notices:
             composer.draw_lines("notices", lines)
 
 
-class NoticesScreen(Dialog[None]):
-    """Shows the log from its end."""
+class NoticesScreen(Dialog[bool | None]):
+    """Shows the log from its end; the dismissal value says whether to copy it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q,enter,f10", "dismiss", "Close"),
-        Binding("c", "copy", "Copy"),
+        Binding("c", "dismiss(True)", "Copy"),
     ]
 
-    def __init__(self, text: str, copy: Callable[[str], object]) -> None:
+    def __init__(self, text: str) -> None:
         super().__init__()
         self._text = text
-        self._copy = partial(copy, text)
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(classes="dialog wide"):
             yield Static("Notices of this run", classes="dialog-title", markup=False)
-            yield LongText(self._text)
+            yield Static(Content(self._text), markup=False)
             yield Static("↑↓ scroll · c copies all · esc closes", classes="dialog-keys", markup=False)
 
     def on_mount(self) -> None:
         body = self.query_one(VerticalScroll)
         body.focus()
         body.scroll_end(animate=False)
-
-    def action_copy(self) -> None:
-        self._copy()
-        self.dismiss()

@@ -1,6 +1,7 @@
 """An answer as tokens: what else could have come, and going on from there."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import ClassVar
 
 from textual import work
@@ -15,7 +16,7 @@ from textual.widgets import Static
 from kvchat.chat.events import Alternative
 from kvchat.errors import KvchatError
 from kvchat.text.fit_text import clean_text, padded
-from kvchat.ui.screens.interrupting_dialog import InterruptingDialog
+from kvchat.ui.screens.dialog import InterruptingDialog
 
 _REST_S = 0.06
 _BAR_WIDTH = 20
@@ -76,7 +77,7 @@ class TokensScreen(InterruptingDialog[TokenChoice | None]):
             yield Static("", classes="dialog-keys", id="tokens-keys", markup=False)
 
     def on_mount(self) -> None:
-        self._look()
+        self._look_up(self._at)
         self._draw()
 
     @property
@@ -88,7 +89,7 @@ class TokensScreen(InterruptingDialog[TokenChoice | None]):
         self._chosen, self._price, self._problem = 0, "", ""
         if self._look_soon is not None:
             self._look_soon.stop()
-        self._look_soon = self.set_timer(_REST_S, self._look)
+        self._look_soon = self.set_timer(_REST_S, partial(self._look_up, self._at))
         self._draw()
 
     def action_choose(self, step: int) -> None:
@@ -99,9 +100,6 @@ class TokensScreen(InterruptingDialog[TokenChoice | None]):
     def action_take(self) -> None:
         if self.alternatives:
             self.dismiss((self._at, self.alternatives[self._chosen].token_id))
-
-    def _look(self) -> None:
-        self._look_up(self._at)
 
     @work(exclusive=True, group="look")
     async def _look_up(self, at: int) -> None:

@@ -6,36 +6,8 @@ from dataclasses import dataclass, field
 
 from kvchat.engine.api.snapshot import CacheSnapshot, MovedBytes, Tier
 
-_WINDOW_S = 2.0
-_MIN_SPAN_S = 0.3
-
-
-class TokenRate:
-    """A rate over the last two seconds of observed token counts."""
-
-    def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque()
-
-    def observe(self, now_s: float, num_tokens: int) -> None:
-        """Note that `num_tokens` have been there at `now_s`; a smaller count than before starts over."""
-        if self._seen and num_tokens < self._seen[-1][1]:
-            self._seen.clear()
-        self._seen.append((now_s, num_tokens))
-        while now_s - self._seen[0][0] > _WINDOW_S:
-            self._seen.popleft()
-
-    def reset(self) -> None:
-        self._seen.clear()
-
-    @property
-    def tokens_per_s(self) -> float | None:
-        """The rate, or None while too little was seen."""
-        if not self._seen:
-            return None
-        (first_s, first), (last_s, last) = self._seen[0], self._seen[-1]
-        span_s = last_s - first_s
-        return (last - first) / span_s if span_s >= _MIN_SPAN_S and last > first else None
-
+_WINDOW_S, _MIN_SPAN_S = 2.0, 0.3
+"""Over how long a rate is measured, and at least."""
 
 LENGTH = 60
 """Samples that are remembered of each sort."""
@@ -70,7 +42,7 @@ class History:
     """Remembers the last samples. Cheap: called with every look at the engine."""
 
     def __init__(self) -> None:
-        self._rate = TokenRate()
+        self._sampled: deque[tuple[float, int]] = deque()
         self._rates: deque[float] = deque(maxlen=LENGTH)
         self._reuses: deque[float] = deque(maxlen=LENGTH)
         self._tier_bytes: defaultdict[Tier, deque[int]] = defaultdict(lambda: deque(maxlen=LENGTH))
@@ -82,18 +54,14 @@ class History:
     @property
     def tokens_per_s(self) -> float | None:
         """The speed of what runs now; None: nothing runs, or too little of it was seen."""
-        return self._rate.tokens_per_s
+        if not self._sampled:
+            return None
+        (first_s, first), (last_s, last) = self._sampled[0], self._sampled[-1]
+        span_s = last_s - first_s
+        return (last - first) / span_s if span_s >= _MIN_SPAN_S and last > first else None
 
     def observe(self, now_s: float, snapshot: CacheSnapshot) -> Recent:
-        """Note the cache's state and return what to show."""
-        if snapshot.num_running:
-            self._rate.observe(now_s, snapshot.sampled_tokens)
-        else:
-            self._rate.reset()
-        rate = self.tokens_per_s
-        if rate is not None and now_s - self._rated_s >= RATE_INTERVAL_S:
-            self._rated_s = now_s
-            self._rates.append(rate)
+        self._observe_rate(now_s, snapshot)
         self._observe_reuse(snapshot)
         self._observe_moves(now_s, snapshot.moved)
         if now_s - self._weighed_s >= BYTES_INTERVAL_S:
@@ -106,6 +74,19 @@ class History:
             tier_bytes={tier: tuple(values) for tier, values in self._tier_bytes.items()},
             moving=self._moving(now_s),
         )
+
+    def _observe_rate(self, now_s: float, snapshot: CacheSnapshot) -> None:
+        sampled = self._sampled
+        if not snapshot.num_running or (sampled and snapshot.sampled_tokens < sampled[-1][1]):
+            sampled.clear()  # it counts anew
+        if snapshot.num_running:
+            sampled.append((now_s, snapshot.sampled_tokens))
+            while now_s - sampled[0][0] > _WINDOW_S:
+                sampled.popleft()
+        rate = self.tokens_per_s
+        if rate is not None and now_s - self._rated_s >= RATE_INTERVAL_S:
+            self._rated_s = now_s
+            self._rates.append(rate)
 
     def _observe_reuse(self, snapshot: CacheSnapshot) -> None:
         counts = snapshot.reused_tokens, snapshot.computed_tokens

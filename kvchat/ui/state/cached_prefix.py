@@ -1,21 +1,17 @@
-"""Cached prefix of a conversation on screen: how much need not be computed, and what the device has of it."""
+"""Cached prefix of a conversation on screen: what the device has of it while no live branch holds it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from kvchat.app.interface_types import EngineView
 from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.inspection import InspectedBlock, InspectionRequest
 from kvchat.engine.api.snapshot import CacheSnapshot, SequenceUsage, Tier
-from kvchat.errors import KvchatError
 from kvchat.session.kv.provenance import namespace_of
 from kvchat.session.tree import path_token_ids
-from kvchat.text.cache_usage import reach_words
 
 if TYPE_CHECKING:
     from kvchat.chat.conversation import Conversation
-    from kvchat.chat.service import Chat
 
 _NOT_LIVE = SequenceId(0)
 """Live sequences are numbered from 1."""
@@ -104,43 +100,3 @@ def cached_usage(
         blocks_per_group=tuple(held),
         shared_per_group=tuple(shared),
     )
-
-
-class CachedPrefix:
-    """Asks the engine, between two of its steps.
-
-    Args:
-        engine: what is asked for tiers.
-    """
-
-    def __init__(self, chat: "Chat", engine: EngineView) -> None:
-        self._chat = chat
-        self._engine = engine
-        self._loaded_before = 0
-
-    def begin(self) -> None:
-        """Note what was loaded before a conversation is opened, which begins to load it."""
-        self._loaded_before = _loaded_bytes(self._engine.snapshot())
-
-    def words(self, conversation: "Conversation") -> str:
-        """Return what need not be computed of a conversation, where it is, and what was loaded since `begin`.
-        Waits for the engine.
-
-        Raises:
-            KvchatError: it cannot be told.
-        """
-        cost = self._chat.variants.reach(conversation)
-        blocks = self._blocks(conversation)
-        snapshot = self._engine.snapshot()
-        loaded = max(0, _loaded_bytes(snapshot) - self._loaded_before)
-        return reach_words(cost, snapshot, blocks, loaded)
-
-    def _blocks(self, conversation: "Conversation") -> tuple[InspectedBlock, ...]:
-        try:
-            return self._engine.inspect(path_request(conversation))
-        except KvchatError:
-            return ()
-
-
-def _loaded_bytes(snapshot: CacheSnapshot | None) -> int:
-    return snapshot.moved.from_host + snapshot.moved.from_disk if snapshot is not None else 0

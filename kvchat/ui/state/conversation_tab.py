@@ -1,18 +1,20 @@
 """One conversation that is open in the interface: what runs and waits in it, and what of it is not stored."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from kvchat.app.turn_thread import FeedEvent, TurnFailed, TurnThread
-from kvchat.chat.events import TurnFinished, TurnStarted
+from kvchat.chat.events import ChatEvent, TurnFinished, TurnStarted
 from kvchat.errors import PoolExhausted
 from kvchat.session.tree import SessionId, Turn, TurnId
-from kvchat.ui.state.queued_turn import QueuedTurn
 
 if TYPE_CHECKING:
+    from kvchat.chat.candidates.read_ahead import ReadAhead
     from kvchat.chat.conversation import Conversation
+    from kvchat.chat.service import Chat
 
 State = tuple[SessionId, str, TurnId | None]
 """A branch of a session, and its last message."""
@@ -39,6 +41,44 @@ class Unsent:
 
     conversation: "Conversation | None"
     text: str
+
+
+class TurnKind(StrEnum):
+    SEND = "send"
+    EDIT = "edit"
+    RETRY = "retry"
+    CONTINUE = "continue"
+    TOKEN = "token"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuedTurn:
+    """A turn that waits. `text` is the message of SEND and EDIT; `turn_id` the message that EDIT changes, or
+    the answer in which TOKEN puts another token `at` a place. `reading`: what was read ahead of the message.
+    """
+
+    kind: TurnKind
+    text: str = ""
+    turn_id: TurnId | None = None
+    at: int = 0
+    token_id: int = 0
+    reading: "ReadAhead | None" = None
+
+    def run(self, chat: "Chat", conversation: "Conversation") -> Iterator[ChatEvent]:
+        match self.kind:
+            case TurnKind.SEND:
+                yield from chat.send(conversation, self.text)
+            case TurnKind.EDIT:
+                assert self.turn_id is not None
+                yield from chat.edit(conversation, self.turn_id, self.text)
+            case TurnKind.RETRY:
+                yield from chat.retry(conversation)
+            case TurnKind.CONTINUE:
+                yield from chat.continue_answer(conversation)
+            case TurnKind.TOKEN:
+                assert self.turn_id is not None
+                tokens = chat.variants.tokens
+                yield from tokens.go_on(conversation, self.turn_id, self.at, self.token_id, chat.sampling)
 
 
 @dataclass(slots=True, eq=False)
@@ -69,7 +109,6 @@ class ConversationTab:
         return self.feed.is_running or bool(self.queue)
 
     def holds(self, conversation: "Conversation | None") -> bool:
-        """Whether this is the tab of a conversation's branch."""
         if self.conversation is None or conversation is None:
             return False
         return branch_key(self.conversation) == branch_key(conversation)

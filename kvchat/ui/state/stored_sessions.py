@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from time import time
 from typing import TYPE_CHECKING
 
 from kvchat.app.interface_types import KvOnDisk
@@ -12,9 +11,6 @@ from kvchat.text.fit_text import STEP, one_line
 from kvchat.ui.widgets.cache.panel_rows import BranchNames
 from kvchat.ui.widgets.session_rows import (
     BranchPlace,
-    Held,
-    SearchFinding,
-    SessionListOptions,
     SessionWithBranches,
     distinct_titles,
 )
@@ -90,23 +86,3 @@ class StoredSessions:
         if here is not None and known.session.id == here.session.id:
             return name
         return f"{self.title(known.session.id) or known.session.id}{STEP}{name}"
-
-    def options(
-        self,
-        here: "Conversation | None",
-        held: Mapping[str, Held],
-        finding: SearchFinding,
-        held_branches: Mapping[tuple[str, str], Held],
-    ) -> SessionListOptions:
-        """Return how to draw the list with the conversation on screen marked."""
-        return SessionListOptions(
-            active_session=here.session.id if here else None,
-            active_branch=here.branch.name if here else None,
-            held=held,
-            held_branches=held_branches,
-            places=self.places,
-            now=time(),
-            approximate=self.approximate,
-            on_disk=self.on_disk,
-            finding=finding,
-        )

@@ -61,7 +61,6 @@ def edited(text: str, suspended: AbstractContextManager[None], environ: Mapping[
 
 
 def _file_with(text: str, stack: ExitStack, place: str | None) -> Path:
-    """Return a private file with a text, which goes with the stack."""
     made = TemporaryDirectory(prefix="kvchat-", dir=place, ignore_cleanup_errors=True)
     file = Path(stack.enter_context(made)) / "message.md"
     file.touch(mode=0o600)

@@ -155,8 +155,7 @@ class AnswerView(Column):
         self._reasoning = self._reasoning_of(turn.reasoning) if turn.reasoning else None
         self._footer = FooterLine(footer_parts(turn, session))
         self._ending = EndingLine(turn) if ending_text(turn) else None
-        self._pieces: list[str] = [turn.text]
-        self._thoughts: list[str] = [turn.reasoning]
+        self._thoughts = turn.reasoning
         self._pace = PrefillEta()
 
     @property
@@ -188,13 +187,11 @@ class AnswerView(Column):
 
     async def add_text(self, text: str) -> None:
         """Add model text; control characters are dropped."""
-        cleaned = clean_text(text)
-        self._pieces.append(cleaned)
-        self._body.write(cleaned)
+        self._body.write(clean_text(text))
 
     def add_reasoning(self, text: str) -> None:
-        self._thoughts.append(clean_text(text))
-        self._show_reasoning("".join(self._thoughts))
+        self._thoughts += clean_text(text)
+        self._show_reasoning(self._thoughts)
 
     def fold_reasoning(self, is_folded: bool) -> None:
         self._folds_reasoning = is_folded
@@ -202,7 +199,6 @@ class AnswerView(Column):
             self._reasoning.fold(is_folded)
 
     async def finish(self, turn: Turn) -> None:
-        """Show the answer as stored."""
         self.turn = turn
         self._body.finish(clean_text(turn.text))
         self._show_reasoning(clean_text(turn.reasoning))
@@ -216,7 +212,7 @@ class AnswerView(Column):
     async def give_up(self) -> None:
         """End the stream where no stored answer came; what was shown stays."""
         if self.is_streaming:
-            self._body.finish("".join(self._pieces))
+            self._body.finish(self._body.source)
         self._footer.show_parts(())
 
     def _reasoning_of(self, text: str) -> Reasoning:

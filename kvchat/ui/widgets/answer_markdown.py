@@ -85,8 +85,6 @@ def _look(colours: Sequence[str], *, is_lined: bool, has_colours: bool) -> _Look
 
 
 class _LeftHeading(Heading):
-    """A heading at the left edge."""
-
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         self.text.justify = "left"
         yield self.text
@@ -186,8 +184,6 @@ class StaticText(Static):
 
     @dataclass
     class LinkClicked(Message):
-        """A link was clicked."""
-
         href: str
 
     def __init__(self, text: str) -> None:
@@ -201,7 +197,6 @@ class StaticText(Static):
 
     @property
     def source(self) -> str:
-        """The Markdown that is shown."""
         return self._complete + self._growing
 
     def begin(self) -> None:

@@ -1,18 +1,124 @@
 """Panes of the window side by side: sessions, conversation, cache; those that fit are shown."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
-from textual.widgets import Static
+from textual.widgets import Input, Static
 
 from kvchat.ui.key_names import key_name
-from kvchat.ui.state.panes import PaneRequest, PaneWidths, pane_widths
 from kvchat.ui.widgets.cache.panel import CachePanel
+from kvchat.ui.widgets.list_search_field import FindField
 from kvchat.ui.widgets.session_list import SessionList
-from kvchat.ui.widgets.sessions_pane import SessionsPane
 from kvchat.ui.widgets.transcript import Transcript
+
+_SESSIONS_WIDTH = 30
+_WIDE_SESSIONS_WIDTH = 42
+_CACHE_WIDTH = 42
+_NARROW_CACHE_WIDTH = 36
+_MIN_CONVERSATION_WIDTH = 40
+_AUTO_CONVERSATION_WIDTH = 54
+_WIDE_CONVERSATION_WIDTH = 78
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaneRequest:
+    """What the person asked for; None leaves a pane to the width. `last` names the pane asked for last."""
+
+    sessions: bool | None = None
+    cache: bool | None = None
+    last: str = "cache"
+
+    @property
+    def withdrawn(self) -> "PaneRequest":
+        """The same without the panes that were asked for; what was closed stays closed."""
+        return PaneRequest(sessions=self.sessions and None, cache=self.cache and None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaneWidths:
+    """Columns of each pane, 0 where it is hidden; the conversation takes the rest, or nothing."""
+
+    sessions: int
+    cache: int
+    has_conversation: bool = True
+
+
+def pane_widths(width: int, request: PaneRequest) -> PaneWidths:
+    """Return the panes to show in a terminal of `width` columns.
+
+    Left to itself a pane appears where the conversation keeps a comfortable width; asked for, where it keeps
+    a usable one; where not even that, the pane asked for last takes the conversation's place.
+    """
+    cache = _cache_columns(width, request)
+    sessions = _sessions_columns(width - cache, request)
+    if request.sessions and request.last == "sessions" and not sessions:
+        cache, sessions = 0, _sessions_columns(width, request)
+    if not cache and not sessions:
+        return _single_pane(width, request)
+    return PaneWidths(sessions=sessions, cache=cache)
+
+
+def _cache_columns(width: int, request: PaneRequest) -> int:
+    if request.cache is False:
+        return 0
+    comfortable = width - _CACHE_WIDTH - _AUTO_CONVERSATION_WIDTH
+    if comfortable >= 0:
+        is_wide = comfortable >= _SESSIONS_WIDTH or request.sessions is False
+        return _CACHE_WIDTH if is_wide else _NARROW_CACHE_WIDTH
+    fits = width - _NARROW_CACHE_WIDTH >= _MIN_CONVERSATION_WIDTH
+    return _NARROW_CACHE_WIDTH if request.cache and fits else 0
+
+
+def _sessions_columns(width: int, request: PaneRequest) -> int:
+    if request.sessions is False:
+        return 0
+    least = _MIN_CONVERSATION_WIDTH if request.sessions else _AUTO_CONVERSATION_WIDTH
+    if width - _SESSIONS_WIDTH < least:
+        return 0
+    # Half of what the conversation does not need to be comfortable goes to titles and bytes.
+    spare = width - _SESSIONS_WIDTH - _WIDE_CONVERSATION_WIDTH
+    return min(_WIDE_SESSIONS_WIDTH, _SESSIONS_WIDTH + max(0, spare // 2))
+
+
+def _single_pane(width: int, request: PaneRequest) -> PaneWidths:
+    if request.last == "sessions" and request.sessions:
+        return PaneWidths(sessions=width, cache=0, has_conversation=False)
+    if request.last == "cache" and request.cache:
+        return PaneWidths(sessions=0, cache=width, has_conversation=False)
+    return PaneWidths(sessions=0, cache=0)
+
+
+class SessionsPane(Vertical):
+    """The left pane: a field to find sessions and messages by words, and the list of what matches them."""
+
+    DEFAULT_CLASSES = "pane"
+
+    def __init__(self, find_key: str) -> None:
+        super().__init__(id="sessions-pane")
+        self._find_key = find_key
+
+    def compose(self) -> ComposeResult:
+        yield Static("sessions", classes="pane-title", markup=False)
+        yield FindField(f"find · {self._find_key}", id="find")
+        yield SessionList(id="sessions")
+
+    def find(self, words: str) -> None:
+        field = self.query_one(FindField)
+        field.value = words or field.value
+        field.cursor_position = len(field.value)
+        field.focus()
+
+    def clear(self) -> None:
+        self.query_one(FindField).value = ""
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        event.stop()
+        listed = self.query_one(SessionList)
+        if listed.highlighted is None and listed.lines:
+            listed.highlighted = 0
+        listed.action_select()
 
 
 class Heading(Static):
@@ -31,7 +137,7 @@ class Panes(Horizontal):
         self._request = PaneRequest()
 
     def compose(self) -> ComposeResult:
-        yield SessionsPane(key_name(self._own_keys, "find"), id="sessions-pane")
+        yield SessionsPane(key_name(self._own_keys, "find"))
         with Vertical(id="conversation-pane"):
             yield Heading("", id="heading", markup=False)
             yield Transcript(id="transcript")
@@ -48,18 +154,15 @@ class Panes(Horizontal):
     def _show(self, widths: PaneWidths) -> None:
         sessions = self.query_one(SessionsPane)
         if not widths.sessions and sessions.has_focus_within:
-            sessions.post_message(SessionsPane.Closed())
+            self.call_later(self.screen.leave_sessions)  # type: ignore[attr-defined]
         self.screen.set_class(widths.cache > 0, "-cache")
         for name, columns in (("#sessions-pane", widths.sessions), ("#cache-pane", widths.cache)):
             pane = self.query_one(name)
             pane.display = columns > 0
             pane.styles.width = columns
         conversation = self.query_one("#conversation-pane")
-        has_changed, conversation.display = (
-            conversation.display != widths.has_conversation,
-            widths.has_conversation,
-        )
-        if has_changed:
+        if conversation.display != widths.has_conversation:
+            conversation.display = widths.has_conversation
             self.screen.draw_hints()  # type: ignore[attr-defined]
 
     @property
@@ -73,7 +176,6 @@ class Panes(Horizontal):
             self._change(self._request.withdrawn)
 
     def show_sessions(self) -> None:
-        """Let the person choose a session."""
         self._change(replace(self._request, sessions=True, last="sessions"))
         self.query_one(SessionList).focus()
 
@@ -85,7 +187,6 @@ class Panes(Horizontal):
         return True
 
     def find(self, words: str) -> None:
-        """Let the person look for words in sessions and messages."""
         self._change(replace(self._request, sessions=True, last="sessions"))
         self.query_one(SessionsPane).find(words)
 

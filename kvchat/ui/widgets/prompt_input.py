@@ -6,16 +6,13 @@ from typing import ClassVar
 
 from textual import events
 from textual.binding import Binding, BindingType
-from textual.content import Content
 from textual.message import Message
-from textual.style import Style
-from textual.widgets import Static, TextArea
+from textual.widgets import TextArea
 
 from kvchat.text.attached_files import cleaned, is_long, looks_binary, tidy
 from kvchat.ui.commands import SlashCommand, completions, message_text
 from kvchat.ui.key_names import keys_of
-from kvchat.ui.state.argument_completion import Argument, Source, arguments
-from kvchat.ui.state.path_completion import PathChoice, path_at_end, path_choices
+from kvchat.ui.state.completion import Argument, PathChoice, Source, arguments, path_at_end, path_choices
 
 Choice = SlashCommand | PathChoice | Argument
 Line = tuple[str, bool]
@@ -135,7 +132,6 @@ class Prompt(TextArea):
         self._send_keys, self._newline_keys = _SEND_KEYS, _NEWLINE_KEYS
 
     def use_keys(self, own_keys: Mapping[str, str]) -> None:
-        """Send and make lines by a person's own keys."""
         self._send_keys = frozenset(keys_of(own_keys, "send")) or _SEND_KEYS
         self._newline_keys = frozenset(keys_of(own_keys, "newline")) or _NEWLINE_KEYS
 
@@ -190,7 +186,6 @@ class Prompt(TextArea):
 
     @property
     def messages(self) -> tuple[str, ...]:
-        """What was sent before, oldest first."""
         return tuple(text for text, is_command in self._history if not is_command)
 
     def begin_history(self, messages: Sequence[str]) -> None:
@@ -380,7 +375,6 @@ class Prompt(TextArea):
         self.complete()
 
     def complete(self) -> None:
-        """Offer what the line may become."""
         self._looked_at = (self.text, self._has_typed_slash)
         self._has_moved = False
         if self._walk is not None and self._walk.origin == self._looked_at:
@@ -415,41 +409,3 @@ class Prompt(TextArea):
         text, self._has_typed_slash = line
         self._replace_all(text)
         return True
-
-
-_MAX_ROWS = 6
-
-
-class CompletionList(Static):
-    """A few lines above the prompt; the prompt moves the choice."""
-
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__("", id=id, markup=False)
-        self.display = False
-
-    def show_commands(self, candidates: tuple[Choice, ...], chosen: int, room: int) -> None:
-        """Show the lines around the chosen one, in as many rows as there is `room` for."""
-        self.display = bool(candidates)
-        if candidates:
-            self.update(_lines(candidates, chosen, min(room, _MAX_ROWS)))
-
-
-def _lines(candidates: tuple[Choice, ...], chosen: int, num_rows: int) -> Content:
-    """Draw the candidates around the chosen one, and which they are where there are more."""
-    num = len(candidates) if len(candidates) <= num_rows else max(1, num_rows - 1)
-    start = max(0, min(chosen - num // 2, len(candidates) - num))
-    usage_width = max(len(command.usage) for command in candidates)
-    lines = [
-        _line(command, usage_width, is_chosen=start + index == chosen)
-        for index, command in enumerate(candidates[start : start + num])
-    ]
-    if num < min(num_rows, len(candidates)):
-        more = f"  ↑↓ {start + 1}–{start + num} of {len(candidates)}"
-        lines.append(Content.styled(more, "$note"))
-    return Content("\n").join(lines)
-
-
-def _line(command: Choice, usage_width: int, *, is_chosen: bool) -> Content:
-    mark = "▸ " if is_chosen else "  "
-    usage = Content.styled(f"{mark}{command.usage:<{usage_width}}", Style(bold=is_chosen))
-    return usage + Content.styled(f"   {command.summary}", "" if is_chosen else "$note")

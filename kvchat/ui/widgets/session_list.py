@@ -79,7 +79,6 @@ class SessionList(OptionList):
 
     @property
     def chosen(self) -> SessionLine | None:
-        """The highlighted line."""
         return self.lines[self.highlighted] if self.highlighted is not None else None
 
     def show_sessions(self, sessions: Sequence[SessionWithBranches], options: SessionListOptions) -> None:

@@ -22,7 +22,6 @@ from kvchat.text.attached_files import shown_message
 from kvchat.text.figures import plural
 from kvchat.text.fit_text import clean_text
 from kvchat.ui.widgets.answer import AnswerView, Column, EndingLine
-from kvchat.ui.widgets.long_text import LongText
 from kvchat.ui.widgets.welcome import Welcome
 
 BUDGET_S: Final = 0.02
@@ -73,11 +72,11 @@ _AHEAD_PAGES = 2
 """Earlier turns come when there is less than this above what is on screen."""
 
 
-class QuestionView(LongText):
+class QuestionView(Static):
     """A message of the person."""
 
     def __init__(self, turn: Turn) -> None:
-        super().__init__(shown_message(clean_text(turn.text)), classes="question")
+        super().__init__(Content(shown_message(clean_text(turn.text))), markup=False, classes="question")
         self.turn = turn
         self.border_title = "editing"
 
@@ -85,27 +84,9 @@ class QuestionView(LongText):
 class EarlierLine(Static):
     """Stands for the turns above that are not mounted."""
 
-    def __init__(self) -> None:
-        super().__init__("", markup=False)
-        self.display = False
-        self._num_turns = 0
-        self._num_drawn = 0
-
     def show(self, num_turns: int) -> None:
-        """Say how many there are, at once where that is seen, else when it is."""
-        self._num_turns = num_turns
+        self.update(f"▲ {plural(num_turns, 'earlier message')} · pageup shows more", layout=False)
         self.display = num_turns > 0
-        if self.screen.can_view_partial(self):
-            self._draw()
-
-    def on_resize(self) -> None:
-        self._draw()
-
-    def _draw(self) -> None:
-        if self._num_turns != self._num_drawn:
-            self._num_drawn = self._num_turns
-            words = f"▲ {plural(self._num_turns, 'earlier message')} · pageup shows more"
-            self.update(Content(words))
 
 
 TurnView = QuestionView | AnswerView
@@ -169,7 +150,7 @@ class Transcript(VerticalScroll):
         # As high as the window at least: an anchored scroll would push a short conversation to the bottom.
         with TranscriptPage(id="page"):
             yield Welcome()
-            yield EarlierLine()
+            yield EarlierLine("", markup=False)
 
     @property
     def page(self) -> TranscriptPage:
@@ -209,7 +190,7 @@ class Transcript(VerticalScroll):
             views = [self._view(turn) for turn in turns[-FIRST_TURNS:]]
             self._hide(self._parts)
             await self.page.mount_all(views)
-            self._draw_earlier_line()
+            self.query_one(EarlierLine).show(len(self._hidden))
             self._show_or_hide_welcome()
         self.anchor()
         if self._hidden:
@@ -269,7 +250,7 @@ class Transcript(VerticalScroll):
             if self._from_end is None:  # else it still holds what was on screen before the portion above
                 self._from_end = self.virtual_size.height - self.scroll_y
             await self.page.mount_all([EarlierTurns(*map(self._view, page))], before=self._parts[0])
-            self._draw_earlier_line()
+            self.query_one(EarlierLine).show(len(self._hidden))
         self.call_after_refresh(self._let_go)
         return True
 
@@ -321,7 +302,6 @@ class Transcript(VerticalScroll):
                 await view.remove()
 
     def fold_reasoning(self) -> None:
-        """Fold or unfold all reasoning."""
         self._folds_reasoning = not self._folds_reasoning
         for view in self.query(AnswerView):
             view.fold_reasoning(self._folds_reasoning)
@@ -375,9 +355,6 @@ class Transcript(VerticalScroll):
             question.set_class(turn.id == self._edited, "-edited")
             return question
         return AnswerView(turn, self._session, folds_reasoning=self._folds_reasoning)
-
-    def _draw_earlier_line(self) -> None:
-        self.query_one(EarlierLine).show(len(self._hidden))
 
     def _show_or_hide_welcome(self) -> None:
         self.query_one(Welcome).display = not self.views

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.app.turn_thread import TurnEnded
-from kvchat.ui.state.queued_turn import QueuedTurn, TurnKind
+from kvchat.ui.state.conversation_tab import QueuedTurn, TurnKind
 from tests.ui.harness import window
 from tests.ui.scripted import Answer, ScriptedChat
 
@@ -23,7 +23,7 @@ async def test_an_answer_that_is_drawn_while_another_comes_stays_in_its_own(tmp_
         shown.screen.turn_produced = lambda: None  # type: ignore[method-assign]
         turns.add(QueuedTurn(kind=TurnKind.SEND, text="hello"))
         turns.start_next()
-        await shown.until(lambda: any(isinstance(one, TurnEnded) for one in turns._tab.feed.waiting()))
+        await shown.until(lambda: any(isinstance(one, TurnEnded) for one in turns.tab.feed.waiting()))
         await asyncio.gather(turns.drain(), turns.show(other))
         assert turns.conversation is other
         assert (shown.questions, [view.turn.text for view in shown.answers]) == (["By boat?"], ["By train."])

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Event
 
@@ -49,7 +50,7 @@ async def test_two_conversations_are_answered_at_once_each_with_all_its_text(tmp
     async with answered_behind(tmp_path, slow, Answer(text="The other answer.")) as (shown, hold):
         [session] = shown.chat.store.sessions
         assert shown.chat.behind == [session]
-        shown.screen.sessions.ask_to_delete(session)
+        shown.screen.begin(partial(shown.screen.sessions.ask_to_delete, session))
         await shown.until_shown("an answer is being written there")
         assert "It begins here" not in shown.conversation_text
         await shown.say("second")
@@ -99,12 +100,12 @@ async def test_an_engine_that_fails_says_why_and_gives_back_what_waits_behind_to
     async with window(tmp_path, engine=engine) as shown:
         await shown.say("first")
         await shown.say("/new beside")
-        await shown.until(lambda: not shown.screen.turns.queue)
+        await shown.until(lambda: not shown.screen.turns.tab.queue)
         await shown.say("second")
         engine.phase = EnginePhase.FAILED
         await shown.until(lambda: shown.screen.prompt.text.splitlines() == ["second", "first"])
         await shown.until_shown("the model file is damaged")
-        assert (shown.chat.sent, list(shown.screen.turns.queue), shown.questions) == ([], [], [])
+        assert (shown.chat.sent, list(shown.screen.turns.tab.queue), shown.questions) == ([], [], [])
 
 
 async def test_what_is_told_of_an_answer_is_told_of_one_behind_with_its_title(tmp_path: Path) -> None:

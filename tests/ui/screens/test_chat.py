@@ -7,7 +7,7 @@ import pytest
 
 from kvchat.engine.api.engine_phase import EnginePhase
 from kvchat.session.tree import BranchName, Finish
-from kvchat.ui.screens.confirm import ConfirmScreen
+from kvchat.ui.screens.choices import ConfirmScreen
 from tests.ui.gate import hold
 from tests.ui.harness import window
 from tests.ui.scripted import Answer, ScriptedChat
@@ -37,7 +37,7 @@ async def test_what_is_typed_while_the_model_loads_waits_or_is_taken_back_by_esc
         await shown.type("third")
         await shown.pilot.press("escape")
         assert shown.screen.prompt.text == "first thought\nsecond thought\nthird"
-        assert not shown.screen.turns.queue
+        assert not shown.screen.turns.tab.queue
         shown.screen.prompt.set_text("")
         await shown.say("are you there?")
         await shown.until_shown("queued  are you there?")

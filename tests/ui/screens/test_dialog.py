@@ -8,9 +8,9 @@ import pytest
 from textual import events
 from textual.widgets import OptionList
 
+from kvchat.ui.screens.choices import PromptHistoryScreen
 from kvchat.ui.screens.dialog import Dialog
 from kvchat.ui.screens.inspector import InspectorScreen
-from kvchat.ui.screens.prompt_history import PromptHistoryScreen
 from kvchat.ui.screens.tokens import TokensScreen
 from kvchat.ui.widgets.session_list import SessionList
 from tests.ui.harness import Window, talk_window

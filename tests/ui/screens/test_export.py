@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.ui.controllers.clipboard import screen_text
-from kvchat.ui.screens.confirm import ConfirmScreen
+from kvchat.ui.screens.choices import ConfirmScreen
 from tests.ui.harness import window
 
 pytestmark = pytest.mark.tui

@@ -30,14 +30,14 @@ async def test_esc_in_the_list_and_on_the_walk_goes_back_and_the_answer_goes_on(
         await shown.say("go")
         await shown.until_shown("first")
         await shown.say("and then?")
-        await shown.until(lambda: len(shown.screen.turns.queue) == 1)
+        await shown.until(lambda: len(shown.screen.turns.tab.queue) == 1)
         for key in ("f2", "f6"):
             await shown.pilot.press(key)
             await shown.until(lambda: shown.app.focused is not shown.screen.prompt)
             await shown.pilot.press("escape")
             await shown.until(lambda: shown.app.focused is shown.screen.prompt)
         assert shown.transcript.selected is None
-        assert (len(shown.screen.turns.queue), shown.screen.prompt.text) == (1, "")
+        assert (len(shown.screen.turns.tab.queue), shown.screen.prompt.text) == (1, "")
         await shown.pilot.press("escape")
         await shown.until(lambda: shown.screen.prompt.text == "and then?")
         hold.set()
@@ -50,7 +50,7 @@ async def test_a_stop_that_comes_too_late_throws_no_aside_away(tmp_path: Path) -
         await shown.say("/aside What is a fjord?")
         await shown.until_shown("A fjord is a bay.")
         await shown.until_answered()
-        ended_s = shown.screen.turns._tab.ended_s
+        ended_s = shown.screen.turns.tab.ended_s
         assert ended_s is not None
         key = events.Key("escape", None)
         key.time = ended_s + 0.7  # however long it took to see that it has ended

@@ -9,7 +9,7 @@ import pytest
 
 from kvchat.errors import PoolExhausted
 from kvchat.session.kv.provenance import new_origin
-from kvchat.ui.screens.confirm import ConfirmScreen
+from kvchat.ui.screens.choices import ConfirmScreen
 from tests.ui.harness import Window, window
 from tests.ui.scripted import Answer
 

@@ -78,13 +78,13 @@ async def test_a_block_that_moves_is_seen_and_nothing_changes_while_it_stands_st
         await shown.pilot.press("f7")
         await shown.until_shown("host+disk")
         table = shown.app.screen.query_one(BlockTable)
-        marks, show = [table._moved], table.show
+        marks, show = [table._moved], table.show_blocks
 
         def noting(blocks: Sequence[tuple[InspectedBlock, str]], moved: frozenset[int]) -> None:
             marks.append(moved)
             show(blocks, moved)
 
-        table.show = noting  # type: ignore[method-assign]
+        table.show_blocks = noting  # type: ignore[method-assign]
         engine.blocks[SECOND] = (block(7, place(Tier.DEVICE, holders=1)),)
         await shown.until_gone("host+disk")
         await shown.until(lambda: not table._moved)

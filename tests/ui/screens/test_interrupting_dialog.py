@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from textual import events
 
-from kvchat.ui.screens.confirm import ConfirmScreen
+from kvchat.ui.screens.choices import ConfirmScreen
+from kvchat.ui.screens.dialog import REST_S
 from kvchat.ui.screens.help import HelpScreen
-from kvchat.ui.screens.interrupting_dialog import REST_S
 from tests.ui.gate import hold
 from tests.ui.harness import Window, talk_window
 

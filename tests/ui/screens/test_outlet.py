@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.ui.controllers.test_clipboard import tool
 from tests.ui.harness import Window, window
 from tests.ui.scripted import ScriptedChat
-from tests.ui.terminal.test_system_clipboard import tool
 
 pytestmark = pytest.mark.tui
 

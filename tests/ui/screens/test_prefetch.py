@@ -11,7 +11,7 @@ from kvchat.engine.api.inspection import BlockPlace, InspectedBlock, InspectionR
 from kvchat.engine.api.snapshot import CacheSnapshot, Tier
 from kvchat.session.tree import SessionId
 from kvchat.ui.controllers.turn_runner import QueuedTurn, TurnKind
-from kvchat.ui.screens.confirm import ConfirmScreen
+from kvchat.ui.screens.choices import ConfirmScreen
 from kvchat.ui.widgets.session_list import SessionList
 from tests.ui.harness import talk, talk_window, window
 from tests.ui.scripted import ScriptedChat, ScriptedConversation

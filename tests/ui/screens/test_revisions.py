@@ -8,7 +8,7 @@ import pytest
 from kvchat.engine.api.engine_phase import EnginePhase
 from kvchat.text.cache_usage import bytes_of
 from kvchat.text.figures import bytes_text
-from kvchat.ui.screens.confirm import ConfirmScreen
+from kvchat.ui.screens.choices import ConfirmScreen
 from tests.ui.harness import Window, talk, window
 from tests.ui.scripted import Answer
 from tests.ui.scripted_engine import ScriptedEngine

@@ -7,8 +7,7 @@ from textual import events
 
 from kvchat.app.interface_types import KvOnDisk
 from kvchat.engine.api.ids import SequenceId
-from kvchat.ui.screens.choices import LineScreen
-from kvchat.ui.screens.confirm import ConfirmScreen
+from kvchat.ui.screens.choices import ConfirmScreen, LineScreen
 from kvchat.ui.screens.help import HelpScreen
 from kvchat.ui.widgets.list_search_field import FindField
 from kvchat.ui.widgets.session_list import SessionList

@@ -6,8 +6,7 @@ import pytest
 from textual import events
 
 from kvchat.ui.commands import COMMANDS
-from kvchat.ui.screens.confirm import NoteScreen
-from kvchat.ui.widgets.prompt_input import CompletionList
+from kvchat.ui.screens.choices import NoteScreen
 from tests.ui.harness import Window, talk_window, window
 
 pytestmark = pytest.mark.tui
@@ -181,7 +180,7 @@ async def test_neither_one_command_of_the_history_nor_several_catch_up_and_down(
             await shown.pilot.press(key)
             walked.append(shown.screen.prompt.text)
         assert walked == ["/s", "/why", "hello", "/why", "/s"]
-        assert not shown.screen.query_one(CompletionList).display
+        assert not shown.screen.query_one("#commands").display
 
 
 async def test_commands_are_listed_after_the_palette_has_been_open_too(tmp_path: Path) -> None:

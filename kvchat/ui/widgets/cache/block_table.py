@@ -1,7 +1,7 @@
-"""Blocks in lines, of which only those on the screen are made: a long conversation has thousands."""
+"""Lists of the inspector, of whose rows only those in sight are made: a long conversation has thousands."""
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 from textual import events
 from textual.binding import Binding, BindingType
@@ -11,16 +11,40 @@ from textual.strip import Strip
 
 from kvchat.engine.api.inspection import InspectedBlock
 from kvchat.ui.widgets.cache.inspector_rows import block_row
-from kvchat.ui.widgets.cache.row_view import RowView
+from kvchat.ui.widgets.cache.row_view import Row, RowView
 
+BlockWithWords = tuple[InspectedBlock, str]
 _FAR = 10**9
 
 
-class BlockTable(RowView, can_focus=True):
-    """A list of blocks with a chosen one.
+class RowList(RowView, can_focus=True):
+    """Rows that keys scroll.
 
     Attributes:
-        blocks: what is shown, and the words of each.
+        values: what there is a row for.
+    """
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.values: Sequence[Any] = ()
+        self._row_of: Callable[[Any], Row] = lambda _: ()
+
+    def show(self, values: Sequence[Any], row_of: Callable[[Any], Row]) -> None:
+        self._row_of = row_of
+        if values != self.values:
+            self.values = values
+            self.virtual_size = Size(0, len(values))
+            self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        line = y + self.scroll_offset.y
+        return self.strip_of(self._row_of(self.values[line]) if line < len(self.values) else ())
+
+
+class BlockTable(RowList):
+    """A list of blocks, each with its words, and a chosen one.
+
+    Attributes:
         chosen: number of the block that the person looks at.
     """
 
@@ -38,26 +62,23 @@ class BlockTable(RowView, can_focus=True):
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self.blocks: Sequence[tuple[InspectedBlock, str]] = ()
         self.chosen = 0
         self._moved: frozenset[int] = frozenset()
 
     @property
-    def block(self) -> tuple[InspectedBlock, str] | None:
-        """The chosen block and its words, if there is any."""
-        return self.blocks[self.chosen] if self.chosen < len(self.blocks) else None
+    def block(self) -> BlockWithWords | None:
+        return self.values[self.chosen] if self.chosen < len(self.values) else None
 
-    def show(self, blocks: Sequence[tuple[InspectedBlock, str]], moved: frozenset[int] = frozenset()) -> None:
+    def show_blocks(self, blocks: Sequence[BlockWithWords], moved: frozenset[int]) -> None:
         """Draw these blocks; `moved`: the first positions of those whose tier has changed."""
-        if (blocks, moved) == (self.blocks, self._moved):
-            return
-        self.blocks, self._moved = blocks, moved
         self.chosen = min(self.chosen, max(0, len(blocks) - 1))
-        self.virtual_size = Size(0, len(blocks))
-        self.refresh()
+        if moved != self._moved:
+            self._moved = moved
+            self.refresh()
+        self.show(blocks, self._row)
 
     def choose(self, number: int) -> None:
-        self.chosen = min(max(0, number), max(0, len(self.blocks) - 1))
+        self.chosen = min(max(0, number), max(0, len(self.values) - 1))
         top, height = self.scroll_offset.y, self.size.height
         if not top <= self.chosen < top + height:
             self.scroll_to(y=self.chosen - height // 2, animate=False)
@@ -73,10 +94,7 @@ class BlockTable(RowView, can_focus=True):
     def on_click(self, event: events.Click) -> None:
         self.choose(event.y + self.scroll_offset.y)
 
-    def render_line(self, y: int) -> Strip:
-        line = y + self.scroll_offset.y
-        if line >= len(self.blocks):
-            return self.strip_of(())
-        block, words = self.blocks[line]
-        is_chosen, is_moved = line == self.chosen, block.start in self._moved
-        return self.strip_of(block_row(block, words, self.size.width, is_chosen=is_chosen, is_moved=is_moved))
+    def _row(self, value: BlockWithWords) -> Row:
+        block, words = value
+        is_chosen, is_moved = value is self.block, block.start in self._moved
+        return block_row(block, words, self.size.width, is_chosen=is_chosen, is_moved=is_moved)

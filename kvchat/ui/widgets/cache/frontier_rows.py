@@ -57,7 +57,6 @@ def _framed(plot: "_Plot", labels: dict[int, str]) -> Iterator[Row]:
 
 
 def _bottom(width: int, most_bytes: float) -> tuple[Row, Row]:
-    """Return the axis of bytes and its numbers."""
     axis, numbers = ["─"] * width, [" "] * (width + _MARGIN)
     name = " bytes per token"
     for step in range(_NUM_TICKS):

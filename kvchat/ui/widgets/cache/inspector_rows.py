@@ -1,12 +1,14 @@
-"""The inspector's content: whose blocks there are, and each block in a line or in full. Pure."""
+"""The inspector's content: whose blocks there are, each block in a line or in full, and what moved. Pure."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from time import localtime, strftime
 
+from kvchat.engine.api.cache_events import CacheEvent, CacheEventKind
 from kvchat.engine.api.inspection import BlockPlace, InspectedBlock, InspectionRequest
 from kvchat.engine.api.snapshot import CacheSnapshot, GroupUsage, LayerUsage, SequenceUsage, Tier
-from kvchat.text.figures import UNKNOWN, age_text, bytes_text, count_text, plural
+from kvchat.text.figures import UNKNOWN, age_text, bytes_text, count_text, plural, short_bytes_text
 from kvchat.text.fit_text import one_line, padded
 from kvchat.ui.state.cached_prefix import OnScreen, cached_usage
 from kvchat.ui.widgets.cache.panel_rows import BranchNames
@@ -242,3 +244,57 @@ def _place_words(place: BlockPlace) -> str:
     if place.tier is None:
         return "not stored (outside the window, or evicted)"
     return f"{place.tier.value}{', also on disk' if place.is_stored and place.tier is not Tier.DISK else ''}"
+
+
+KINDS = (None, *CacheEventKind)
+"""What the view may be filtered by; None: all."""
+
+_EVENT_COLUMNS = {"time": 8, "event": 13, "blocks": 6, "bytes": 6, "tier": 4}
+_FIGURES = ("blocks", "bytes")
+_WITH_FIGURES = 60
+"""Columns from which there is room for them."""
+_WITH_GAPS = 100
+_EVENT_LOOKS = {
+    CacheEventKind.HIT: Look.OWN,
+    CacheEventKind.SHARE: Look.SHARED,
+    CacheEventKind.COPY: Look.SHARED,
+    CacheEventKind.EVICT: Look.DIFFERENT,
+}
+
+
+def event_heading(width: int) -> Row:
+    return _event_line({name: (name, Look.FAINT) for name in _EVENT_COLUMNS}, "why · whose", width)
+
+
+def event_row(event: CacheEvent, titles: Mapping[str, str], width: int) -> Row:
+    """Return one line of exactly `width` cells.
+
+    Args:
+        titles: of sessions, by id.
+    """
+    cells = {
+        "time": (strftime("%H:%M:%S", localtime(event.time_s)), Look.FAINT),
+        "event": (event.kind.value, _EVENT_LOOKS.get(event.kind, Look.LABEL)),
+        "blocks": (count_text(event.num_blocks) if event.num_blocks else "", Look.VALUE),
+        "bytes": (short_bytes_text(event.num_bytes) if event.num_bytes else "", Look.VALUE),
+        "tier": (event.tier.value if event.tier else "", Look.LABEL),
+    }
+    tokens = plural(event.num_tokens, "token") if event.num_tokens else ""
+    parts = (event.reason, tokens, titles.get(event.owner, event.owner))
+    return _event_line(cells, " · ".join(filter(None, parts)), width)
+
+
+def events_title(events: Sequence[CacheEvent], kind: CacheEventKind | None) -> str:
+    return f"Events{'' if kind is None else f' “{kind.value}”'}: {count_text(len(events))}"
+
+
+def _event_line(cells: Mapping[str, Run], words: str, width: int) -> Row:
+    runs: list[Run] = []
+    for name, num_cells in _EVENT_COLUMNS.items():
+        if name in _FIGURES and width < _WITH_FIGURES:
+            continue
+        text, look = cells[name]
+        shown = text.rjust(num_cells) if name in _FIGURES else padded(text, num_cells)
+        runs.append((shown + ("  " if width >= _WITH_GAPS else " "), look))
+    taken = sum(len(text) for text, _ in runs)
+    return *runs, (padded(one_line(words), max(0, width - taken)), Look.LABEL)

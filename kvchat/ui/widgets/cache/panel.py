@@ -1,6 +1,5 @@
 """The cache panel: live occupancy per tier and per layer, drawn line by line."""
 
-from dataclasses import replace
 from time import strftime
 
 from textual import events
@@ -9,11 +8,14 @@ from textual.strip import Strip
 
 from kvchat.engine.api.server_cache import ServerCache
 from kvchat.engine.api.snapshot import CacheSnapshot
+from kvchat.text.cache_usage import request_words, reuse_words, share_words
 from kvchat.text.fit_text import one_line
 from kvchat.ui.widgets.cache.panel_rows import BranchNames, Live, PanelOptions, panel_rows
-from kvchat.ui.widgets.cache.row_view import Look, Row, RowView
-from kvchat.ui.widgets.cache.server_rows import served_rows
+from kvchat.ui.widgets.cache.row_view import MARKS, Look, Row, RowView, figure_row
 
+_LABEL_WIDTH = 9
+_VALUE_WIDTH = 8
+_MIN_BAR_WIDTH = 4
 _WAITING: tuple[Row, ...] = ((("the model is not loaded yet", Look.FAINT),),)
 
 
@@ -33,11 +35,10 @@ class CachePanel(RowView):
         self.frozen_at = ""
         self._snapshot: CacheSnapshot | None = None
         self._names = BranchNames(of_branches={}, of_sessions={})
-        self._live: Live | None = None
+        self._live = Live()
 
-    def show_snapshot(self, snapshot: CacheSnapshot, names: BranchNames, live: Live | None = None) -> None:
-        """Draw `snapshot`, unless the panel stands still. `live`: None leaves it as it was."""
-        live = live or self._live
+    def show_snapshot(self, snapshot: CacheSnapshot, names: BranchNames, live: Live) -> None:
+        """Draw `snapshot`, unless the panel stands still."""
         if self.frozen_at or (snapshot, names, live) == (self._snapshot, self._names, self._live):
             return
         self._snapshot, self._names, self._live = snapshot, names, live
@@ -52,14 +53,10 @@ class CachePanel(RowView):
         self._refresh_changed(before)
 
     def toggle_frozen(self) -> None:
-        """Let the panel stand still, or follow the engine again."""
         self.frozen_at = "" if self.frozen_at else strftime("%H:%M:%S")
-        if self._live is not None:
-            self._live = replace(self._live, frozen_at=self.frozen_at)
         self._compose_rows()
 
     def toggle_expanded(self) -> None:
-        """Give each layer its own row, or let alike neighbours share one."""
         self.is_expanded = not self.is_expanded
         self._compose_rows()
 
@@ -89,6 +86,7 @@ class CachePanel(RowView):
             expanded=self.is_expanded,
             names=self._names,
             live=self._live,
+            frozen_at=self.frozen_at,
         )
         before, self.rows = self.rows, panel_rows(self._snapshot, options)
         self._refresh_changed(before)
@@ -106,3 +104,38 @@ class CachePanel(RowView):
         ]
         if regions:
             self.refresh(*regions)
+
+
+def served_rows(where: str, served: ServerCache | None, width: int) -> tuple[Row, ...]:
+    """Return the rows of the panel where a server answers.
+
+    Args:
+        served: None: it reports nothing of its cache.
+    """
+    head: Row = ((where, Look.FAINT),)
+    if served is None:
+        return head, (("its cache is unknown", Look.FAINT),)
+    return (
+        head,
+        (),
+        _usage_row("device", served.usage, width),
+        _usage_row("host", served.host_usage, width),
+        (),
+        figure_row("reused", reuse_words(served, short=True), width, Look.LABEL),
+        figure_row("requests", request_words(served), width, Look.LABEL),
+        (),
+        (("as its /metrics tell", Look.FAINT),),
+    )
+
+
+def _usage_row(label: str, share: float | None, width: int) -> Row:
+    if share is None:
+        return figure_row(label, share_words(share), width, Look.LABEL)
+    bar_width = max(_MIN_BAR_WIDTH, width - _LABEL_WIDTH - _VALUE_WIDTH)
+    used = min(bar_width, max(1, round(share * bar_width))) if share else 0
+    return (
+        (label.ljust(_LABEL_WIDTH), Look.LABEL),
+        (MARKS[Look.OWN] * used, Look.OWN),
+        (MARKS[Look.FREE] * (bar_width - used), Look.FREE),
+        (share_words(share).rjust(_VALUE_WIDTH), Look.VALUE),
+    )

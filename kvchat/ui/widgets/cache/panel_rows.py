@@ -7,7 +7,7 @@ still take: however much is said, its bar stays short. What a bar shows stands b
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from math import ceil
 
@@ -25,10 +25,9 @@ from kvchat.text.figures import (
 from kvchat.text.fit_text import STEP, path_padded
 from kvchat.ui.state.cache_history import Recent
 from kvchat.ui.state.cached_prefix import OnScreen
+from kvchat.ui.widgets.cache.panel_sections import history_rows, room_rows, shadow_rows
 from kvchat.ui.widgets.cache.row_view import MARKS, Look, Row, Run, figure_row
 from kvchat.ui.widgets.cache.row_view import row_text as row_text
-from kvchat.ui.widgets.cache.shadow_rows import shadow_rows
-from kvchat.ui.widgets.cache.trend_rows import history_rows, room_rows
 
 _VALUE_WIDTH = 9
 _MIN_BAR_WIDTH = 6
@@ -90,39 +89,38 @@ class BranchNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Live:
-    """What the panel shows besides a snapshot, where it follows an engine.
+    """What the panel shows besides a snapshot.
 
     Args:
         context_len: tokens of the conversation on screen.
-        frozen_at: since when, by the clock on the wall, it has stood still; empty: it follows.
         on_screen: what the device has of the conversation on screen where no live branch holds it.
     """
 
-    recent: Recent
+    recent: Recent = field(default_factory=Recent)
     context_len: int = 0
-    frozen_at: str = ""
     on_screen: OnScreen | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PanelOptions:
     """How to draw. `max_rows`: leave out blank rows rather than have more, then let all alike layers share
-    a row, wherever they are.
+    a row, wherever they are. `frozen_at`: since when it has stood still; empty: it follows the engine.
     """
 
     width: int
-    max_rows: int | None = None
+    max_rows: int
     expanded: bool = False
     names: BranchNames
-    live: Live | None = None
+    live: Live
+    frozen_at: str = ""
 
 
 def panel_rows(snapshot: CacheSnapshot, options: PanelOptions) -> tuple[Row, ...]:
     """Return the rows of the panel, each at most `options.width` cells wide."""
-    if options.live is not None and options.live.on_screen is not None:
+    if options.live.on_screen is not None:
         snapshot = options.live.on_screen.counted(snapshot)
     rows = _rows(snapshot, options, layer_rows(snapshot, expanded=options.expanded))
-    if options.max_rows is None or len(rows) <= options.max_rows:
+    if len(rows) <= options.max_rows:
         return rows
     close = tuple(row for row in rows if row)
     if len(close) <= options.max_rows or options.expanded:
@@ -132,22 +130,17 @@ def panel_rows(snapshot: CacheSnapshot, options: PanelOptions) -> tuple[Row, ...
 
 def _rows(snapshot: CacheSnapshot, options: PanelOptions, layers: Sequence[LayerRow]) -> tuple[Row, ...]:
     blank: Row = ()
-    live = options.live
-    moving = live.recent.moving if live else {}
-    rows = [*_tier_section(snapshot, moving, options.width), blank]
-    rows += [*layer_section(layers, snapshot.block_size, options.width), blank, _legend(options.width)]
-    if shadows := shadow_rows(snapshot.layers, options.width, expanded=options.expanded):
+    live, width = options.live, options.width
+    rows = [*_tier_section(snapshot, live.recent.moving, width), blank]
+    rows += [*layer_section(layers, snapshot.block_size, width), blank, _legend(width)]
+    if shadows := shadow_rows(snapshot.layers, width, expanded=options.expanded):
         rows += [blank, *shadows]
     if branches := _branch_section(snapshot, options):
         rows += [blank, *branches]
-    if live is None:
-        room = figure_row("room left", f"{count_text(snapshot.room_tokens)} tokens", options.width)
-        return *rows, blank, _reused_row(snapshot, options.width), room
-    if live.frozen_at:
-        rows[:0] = [((f"frozen since {live.frozen_at}", Look.MOVED),), blank]
-    in_all = _reused_row(snapshot, options.width, "reused (total)")
-    rows += [blank, in_all, *history_rows(live.recent, options.width)]
-    return *rows, blank, *room_rows(snapshot, live.context_len, options.width)
+    if options.frozen_at:
+        rows[:0] = [((f"frozen since {options.frozen_at}", Look.MOVED),), blank]
+    rows += [blank, _reused_row(snapshot, width), *history_rows(live.recent, width)]
+    return *rows, blank, *room_rows(snapshot, live.context_len, width)
 
 
 def layer_rows(snapshot: CacheSnapshot, *, expanded: bool) -> tuple[LayerRow, ...]:
@@ -200,7 +193,6 @@ def _layer_row(layer: LayerUsage, num_blocks: int) -> LayerRow:
 
 
 def _likeness(row: LayerRow) -> LayerRow:
-    """Return a layer's row without its place."""
     return replace(row, first=0, last=0)
 
 
@@ -233,7 +225,6 @@ def _needed_cells(row: LayerRow, scale: int, block_size: int) -> int:
 
 
 def _kind_note(row: LayerRow) -> str:
-    """Return what makes a layer differ from a full one."""
     if row.window is not None:
         return f"{'chunk' if row.kind == 'chunked' else 'window'} {row.window}"
     if row.is_state:
@@ -349,16 +340,13 @@ def _layer_bar(row: LayerRow, bar_width: int, scale: int, block_size: int) -> tu
     return _padded((*bar_runs(counts, scale), (MARKS[Look.FREE] * num_free, Look.FREE)), bar_width)
 
 
-def _width(runs: Sequence[Run]) -> int:
-    return sum(len(text) for text, _ in runs)
-
-
 def _padded(runs: Sequence[Run], width: int) -> tuple[Run, ...]:
     """Return runs that are exactly `width` cells wide together."""
     fitted: list[Run] = []
     for text, look in runs:
-        fitted.append((text[: width - _width(fitted)], look))
-    return *fitted, (" " * (width - _width(fitted)), Look.FAINT)
+        fitted.append((text[:width], look))
+        width -= len(fitted[-1][0])
+    return *fitted, (" " * width, Look.FAINT)
 
 
 def _legend(width: int) -> Row:
@@ -371,7 +359,7 @@ def _legend(width: int) -> Row:
 
 
 def _branch_section(snapshot: CacheSnapshot, options: PanelOptions) -> list[Row]:
-    found = options.live.on_screen if options.live else None
+    found = options.live.on_screen
     shown = [found.usage] if found is not None and found.usage.num_tokens else []
     branches = [*shown, *snapshot.sequences]
     if not branches:
@@ -411,7 +399,8 @@ def _branch_row(
     )
 
 
-def _reused_row(snapshot: CacheSnapshot, width: int, label: str = "reused") -> Row:
+def _reused_row(snapshot: CacheSnapshot, width: int) -> Row:
     reused, asked = snapshot.reused_tokens, snapshot.reused_tokens + snapshot.computed_tokens
     value = f"{short_count_text(reused)} of {short_count_text(asked)} · {percent_text(reused, asked)}"
+    label = "reused (total)"
     return figure_row(label if len(label) + len(value) < width else "reused", value, width)

@@ -1,13 +1,11 @@
 """Styled runs of text that cache displays are made of, and the widget that draws lines of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, ClassVar
 
 from rich.segment import Segment
 from rich.style import Style
-from textual.binding import Binding, BindingType
-from textual.geometry import Size
+from textual.content import Content
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
@@ -37,8 +35,12 @@ def row_text(row: Row) -> str:
     return "".join(text for text, _ in row)
 
 
+def row_content(row: Row, styles: Mapping[Look, str]) -> Content:
+    """Return a row for a widget of text; a look that is not among the `styles` has none."""
+    return Content("").join(Content.styled(text, styles.get(look, "")) for text, look in row)
+
+
 def figure_row(label: str, value: str, width: int, look: Look = Look.FAINT) -> Row:
-    """Return a label, and a figure at the right edge."""
     return (label, look), (value.rjust(width - len(label)), Look.VALUE)
 
 
@@ -67,36 +69,3 @@ class RowView(ScrollView, can_focus=False):
         if style is None:
             style = self._styles[look] = self.get_component_rich_style(f"cache--{look.value}", partial=True)
         return style
-
-
-class RowList(RowView, can_focus=True):
-    """Rows that keys scroll; only those in sight are made.
-
-    Attributes:
-        values: what there is a row for.
-    """
-
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "scroll_up", "Up", show=False),
-        Binding("down", "scroll_down", "Down", show=False),
-        Binding("pageup", "page_up", "Page up", show=False),
-        Binding("pagedown", "page_down", "Page down", show=False),
-        Binding("home", "scroll_home", "First", show=False),
-        Binding("end", "scroll_end", "Last", show=False),
-    ]
-
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self.values: Sequence[Any] = ()
-        self._row_of: Callable[[Any], Row] = lambda _: ()
-
-    def show(self, values: Sequence[Any], row_of: Callable[[Any], Row]) -> None:
-        self._row_of = row_of
-        if values != self.values:
-            self.values = values
-            self.virtual_size = Size(0, len(values))
-            self.refresh()
-
-    def render_line(self, y: int) -> Strip:
-        line = y + self.scroll_offset.y
-        return self.strip_of(self._row_of(self.values[line]) if line < len(self.values) else ())

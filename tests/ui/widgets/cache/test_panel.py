@@ -78,7 +78,7 @@ async def test_only_rows_that_changed_are_drawn_again(tmp_path: Path) -> None:
             await shown.pilot.pause(0.6)
         snapshot = engine.snapshot()
         assert snapshot is not None
-        panel.show_snapshot(replace(snapshot, reused_tokens=7), panel._names)
+        panel.show_snapshot(replace(snapshot, reused_tokens=7), panel._names, panel._live)
         await shown.pilot.pause()
         changed = [y for y, row in enumerate(panel.rows) if "reused" in row_text(row)]
         assert drawn == changed

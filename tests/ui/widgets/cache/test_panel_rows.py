@@ -8,7 +8,6 @@ import pytest
 from kvchat.engine.api.ids import GroupId, SequenceId
 from kvchat.engine.api.inspection import BlockPlace, InspectedBlock, InspectionRequest
 from kvchat.engine.api.snapshot import STATE_KIND, CacheSnapshot, Tier
-from kvchat.ui.state.cache_history import Recent
 from kvchat.ui.state.cached_prefix import on_screen
 from kvchat.ui.widgets.cache.panel_rows import (
     BranchNames,
@@ -31,7 +30,7 @@ FORKED = (
 
 def lines(snapshot: CacheSnapshot, width: int = 40, *, expanded: bool = False) -> list[str]:
     names = BranchNames(of_branches={}, of_sessions={"s1": "Trip to Oslo", "s2": "Proof reading"})
-    options = PanelOptions(width=width, expanded=expanded, names=names)
+    options = PanelOptions(width=width, max_rows=99, expanded=expanded, names=names, live=Live())
     return [row_text(row).rstrip() for row in panel_rows(snapshot, options)]
 
 
@@ -55,8 +54,10 @@ def test_interleaved_layers_each_have_a_row_and_sliding_ones_are_shorter() -> No
         "▸ Trip to Oslo     ▒  4.3 MiB ▓  384 KiB\n"
         "  Proof reading    ▒  4.3 MiB ▓  768 KiB\n"
         "\n"
-        "reused               1.1k of 1.3k · 87 %\n"
-        "room left                  15,624 tokens"
+        "reused (total)       1.1k of 1.3k · 87 %\n"
+        "\n"
+        "room for                8.2k more tokens\n"
+        "              before the context is full"
     )
 
 
@@ -117,8 +118,8 @@ def test_a_conversation_on_screen_that_no_branch_holds_is_named_with_its_tokens_
     ]
     cached = on_screen(InspectionRequest(token_ids=(1,) * 640), "s1", blocks, snapshot)
     names = BranchNames(of_branches={}, of_sessions={"s1": "Trip to Oslo"})
-    live = Live(recent=Recent(), on_screen=cached)
-    shown = [row_text(row) for row in panel_rows(snapshot, PanelOptions(width=40, names=names, live=live))]
+    options = PanelOptions(width=40, max_rows=99, names=names, live=Live(on_screen=cached))
+    shown = [row_text(row) for row in panel_rows(snapshot, options)]
     at = shown.index("branches on the device")
     assert [row.split() for row in shown[at + 1 : at + 3]] == [
         ["●", "Trip", "to", "Oslo", "▓", "2.8", "MiB"],
@@ -151,9 +152,9 @@ def test_what_is_there_at_all_gets_a_cell() -> None:
 
 def test_blank_rows_are_left_out_where_there_is_no_room() -> None:
     snapshot = scripted_snapshot(FORKED)
-    rows = panel_rows(snapshot, PanelOptions(width=40, max_rows=16, names=NAMELESS))
-    assert all(rows)
-    assert all(panel_rows(snapshot, PanelOptions(width=40, max_rows=25, names=NAMELESS))) is False
+    options = PanelOptions(width=40, max_rows=16, names=NAMELESS, live=Live())
+    assert all(panel_rows(snapshot, options))
+    assert not all(panel_rows(snapshot, replace(options, max_rows=25)))
 
 
 def test_what_a_window_saves_is_seen_where_blocks_behind_it_are_kept() -> None:
@@ -171,9 +172,10 @@ def test_branches_are_called_by_their_own_name_and_those_of_one_session_are_told
     names = BranchNames(
         of_branches={SequenceId(3): "by boat"}, of_sessions={"s1": "Trip to Oslo"}, active=SequenceId(0)
     )
-    rows = panel_rows(scripted_snapshot(held), PanelOptions(width=40, names=names))
+    options = PanelOptions(width=40, max_rows=99, names=names, live=Live())
+    rows = panel_rows(scripted_snapshot(held), options)
     shown = [row_text(row)[2:].split("  ")[0] for row in rows if row_text(row)[:2] in ("▸ ", "● ", "  ")]
-    assert shown[-4:] == ["Trip to Oslo", "s2", "Trip to Os… › #2", "by boat"]
+    assert shown[-5:-1] == ["Trip to Oslo", "s2", "Trip to Os… › #2", "by boat"]
 
 
 def test_alike_neighbours_share_a_row_that_adds_their_bytes_until_it_is_expanded() -> None:

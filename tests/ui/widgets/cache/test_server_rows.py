@@ -4,8 +4,8 @@ import pytest
 
 from kvchat.engine.api.engine_phase import EnginePhase, EngineStatus
 from kvchat.engine.api.server_cache import ServerCache
+from kvchat.ui.widgets.cache.panel import served_rows
 from kvchat.ui.widgets.cache.row_view import row_text
-from kvchat.ui.widgets.cache.server_rows import served_rows
 from kvchat.ui.widgets.status_bar import StatusFigures, status_text
 
 pytestmark = pytest.mark.pure

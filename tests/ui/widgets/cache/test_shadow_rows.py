@@ -6,8 +6,8 @@ import pytest
 
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.api.snapshot import LayerUsage, ShadowUsage
+from kvchat.ui.widgets.cache.panel_sections import shadow_rows
 from kvchat.ui.widgets.cache.row_view import row_text
-from kvchat.ui.widgets.cache.shadow_rows import shadow_rows
 
 pytestmark = pytest.mark.pure
 

@@ -8,7 +8,7 @@ import pytest
 from kvchat.engine.api.snapshot import Tier, TierUsage
 from kvchat.ui.state.cache_history import Recent
 from kvchat.ui.widgets.cache.panel_rows import BranchNames, Live, Look, PanelOptions, panel_rows, row_text
-from kvchat.ui.widgets.cache.trend_rows import sparkline
+from kvchat.ui.widgets.cache.panel_sections import sparkline
 from tests.ui.scripted_engine import FULL, SLIDING, HeldTokens, scripted_snapshot
 
 pytestmark = pytest.mark.pure
@@ -27,8 +27,8 @@ RECENT = Recent(
 )
 
 
-def lines(live: Live, width: int = 40, max_rows: int | None = None) -> list[str]:
-    options = PanelOptions(width=width, max_rows=max_rows, names=NAMES, live=live)
+def lines(live: Live, width: int = 40, frozen_at: str = "") -> list[str]:
+    options = PanelOptions(width=width, max_rows=99, names=NAMES, live=live, frozen_at=frozen_at)
     return [row_text(row).rstrip() for row in panel_rows(SNAPSHOT, options)]
 
 
@@ -62,20 +62,20 @@ def test_the_panel_shows_what_moves_and_what_was() -> None:
 
 
 def test_a_frozen_panel_says_so_first_and_draws_nothing_of_a_past_that_was_not() -> None:
-    shown = lines(Live(recent=Recent(), frozen_at="12:00:01"))
+    shown = lines(Live(), frozen_at="12:00:01")
     assert shown[0] == "frozen since 12:00:01"
     assert not any(line.startswith(("tok/s", "reuse ")) for line in shown)
 
 
 @pytest.mark.parametrize("width", [31, 36, 40, 58, 120])
 def test_no_line_is_wider_than_the_panel_and_words_and_figures_stay_apart(width: int) -> None:
-    shown = lines(Live(recent=RECENT, context_len=10, frozen_at="12:00:01"), width)
+    shown = lines(Live(recent=RECENT, context_len=10), width, "12:00:01")
     assert max(map(len, shown)) <= width
     assert any(re.fullmatch(r"reused .* 1\.1k of 1\.3k · 87 %", line) for line in shown)
 
 
 def test_a_move_and_what_differs_have_looks_of_their_own() -> None:
-    options = PanelOptions(width=40, names=NAMES, live=Live(recent=RECENT))
+    options = PanelOptions(width=40, max_rows=99, names=NAMES, live=Live(recent=RECENT))
     runs = [run for row in panel_rows(SNAPSHOT, options) for run in row]
     assert [text.strip() for text, look in runs if look is Look.MOVED] == ["▼", "⇅"]
     assert {text.strip() for text, look in runs if look is Look.DIFFERENT} == {"window 256"}

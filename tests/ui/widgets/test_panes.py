@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from kvchat.ui.state.panes import PaneRequest, PaneWidths, pane_widths
+from kvchat.ui.widgets.panes import PaneRequest, PaneWidths, pane_widths
 
 pytestmark = pytest.mark.pure
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvchat.ui.state.argument_completion import arguments, cache_arguments, export_arguments
+from kvchat.ui.state.completion import arguments, cache_arguments, export_arguments
 
 pytestmark = pytest.mark.pure
 

@@ -1,7 +1,10 @@
-"""Arguments of commands that a beginning may become, while it is typed."""
+"""Completion of a line while it is typed: what a command's argument may become, and files behind `@`."""
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
 
 from kvchat.app.interface_types import SettingEntry
 from kvchat.text.fit_text import one_line
@@ -16,6 +19,9 @@ _CACHE = {
     **{f"format {name}": "store the KV of open conversations so" for name in FORMATS},
 }
 _ENDINGS = {".md": "Markdown", ".html": "web page", ".json": "data", ".kvchat": "bundle with its KV"}
+_MOST = 50
+_MOST_SEEN = 5_000
+"""Entries of a directory that are looked at: a key must not wait for a huge one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,3 +86,52 @@ def setting_arguments(entries: Sequence[SettingEntry], typed: str) -> Iterable[A
         elif not space:
             value = f"{one_line(entry.value)} · " if entry.value else ""
             yield Argument(usage=entry.name, summary=value + entry.summary, is_whole=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathChoice:
+    """A file or directory. `path` is written as the person began it."""
+
+    path: str
+    is_directory: bool
+
+    @property
+    def usage(self) -> str:
+        return self.path + ("/" if self.is_directory else "")
+
+    @property
+    def summary(self) -> str:
+        return "" if self.is_directory else "attach"
+
+
+def path_choices(beginning: str) -> tuple[PathChoice, ...]:
+    """Return what a path may become: directories first, hidden ones only where the beginning says so."""
+    head, name = os.path.split(beginning)
+    try:
+        with os.scandir(Path(head or ".").expanduser()) as entries:
+            found = [
+                PathChoice(path=os.path.join(head, entry.name), is_directory=_is_dir(entry))
+                for entry in islice(entries, _MOST_SEEN)
+                if entry.name.startswith(name) and (name.startswith(".") or not entry.name.startswith("."))
+            ]
+    except (OSError, RuntimeError, ValueError):  # `~name` of nobody; what can be no path
+        return ()
+    return tuple(sorted(found, key=lambda one: (not one.is_directory, one.path.casefold()))[:_MOST])
+
+
+def path_at_end(text: str) -> str | None:
+    """Return the path that is being typed: behind `@` at the end of a text, or as what `/attach` takes."""
+    if text.startswith("/attach "):
+        return text.removeprefix("/attach ")
+    _, at, fragment = text.rpartition("@")
+    before = text[: len(text) - len(fragment) - 1]
+    if not at or "\n" in fragment or " " in fragment or (before and not before[-1].isspace()):
+        return None
+    return fragment
+
+
+def _is_dir(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.ui.terminal.system_clipboard import copy_by_tool, routes
+from kvchat.ui.controllers.clipboard import copy_by_tool, routes
 
 pytestmark = pytest.mark.cpu
 
