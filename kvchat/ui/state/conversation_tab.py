@@ -12,7 +12,7 @@ from kvchat.errors import PoolExhausted
 from kvchat.session.tree import SessionId, Turn, TurnId
 
 if TYPE_CHECKING:
-    from kvchat.chat.candidates.read_ahead import ReadAhead
+    from kvchat.chat.candidates.service import ReadAhead
     from kvchat.chat.conversation import Conversation
     from kvchat.chat.service import Chat
 
