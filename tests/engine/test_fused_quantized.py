@@ -15,7 +15,7 @@ from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import load_model
 from kvchat.engine.quality.replay import Replay, ReplaySize
 from kvchat.engine.startup.weights import groups_in
-from tests.engine.conftest import OpenEngine, TinyModels
+from tests.engine.conftest import TinyModels
 from tests.engine.kernels.native_library import compiled
 from tests.engine.tiny_models import token_ids
 
@@ -28,13 +28,6 @@ FORMATS = ("fp8", "int8", "int4", "int2", "k=int8,v=int4; layers 1=exact", "int4
 def native() -> None:
     if compiled() is not None:
         pytest.skip(str(compiled()))
-
-
-@pytest.mark.parametrize("cache_format", FORMATS)
-def test_a_model_is_fused_over_every_format(
-    cache_format: str, tiny: TinyModels, open_engine: OpenEngine
-) -> None:
-    assert open_engine(tiny("llama"), cache_format=cache_format).info.unfused is None
 
 
 class Both:

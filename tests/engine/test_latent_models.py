@@ -111,6 +111,7 @@ PATHS: dict[str, tuple[int, int]] = {
 """The fewest queries that are expanded, and the longest slice of the context."""
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("path", PATHS)
 @settings(max_examples=8)
 @given(cuts=st.sets(st.integers(1, NUM_TOKENS - 1), max_size=6))
@@ -147,7 +148,7 @@ def test_what_is_kept_are_the_latents_of_transformers_own_cache(subject: Subject
         torch.testing.assert_close(kept, wanted, rtol=0, atol=allowed)
 
 
-@kinds
+@pytest.mark.parametrize("kind", ["V2, YaRN", "V3, queries compressed"])
 def test_answers_equal_those_of_generate_also_behind_a_prefix(
     kind: str, tmp_path: Path, open_engine: OpenEngine
 ) -> None:

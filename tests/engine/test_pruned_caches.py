@@ -123,9 +123,7 @@ def opened(tiny: TinyModels, cache_format: str, open_engine: OpenEngine) -> Open
 # What is kept
 
 
-@pytest.mark.parametrize(
-    "text", ["window:512", "knorm:1024", "keydiff:160", "snapkv:400", "snapkv:400:pyramid"]
-)
+@pytest.mark.parametrize("text", ["window:512", "keydiff:160", "snapkv:400:pyramid"])
 def test_a_budget_that_keeps_all_is_bit_equal_to_the_exact_format(
     text: str, tiny: TinyModels, open_recorded: OpenRecorded
 ) -> None:

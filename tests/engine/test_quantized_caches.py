@@ -7,13 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from kvchat.engine.api.events import Loaded
-from kvchat.engine.api.ids import GroupId
 from kvchat.engine.engine import Engine
-from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels
-from tests.engine.tiny_models import answer, finish, submit, token_ids
+from tests.engine.conftest import OpenEngine, TinyModels
+from tests.engine.tiny_models import answer, token_ids
 
 pytestmark = pytest.mark.cpu
 
@@ -35,35 +33,6 @@ def opened(request: pytest.FixtureRequest, tiny: TinyModels, open_engine: OpenEn
 @pytest.fixture
 def wanted(opened: Opened) -> Wanted:
     return lambda prompt, num_tokens: answer(opened(), prompt, num_tokens).token_ids
-
-
-# What a query sees follows from its position
-
-
-@pytest.mark.parametrize("size", [7, 33])
-def test_quantized_bytes_hardly_depend_on_how_a_prompt_was_cut(
-    size: int, tiny: TinyModels, open_recorded: OpenRecorded
-) -> None:
-    """Sums in another order may bring a number that lies between two codes to the other one, and no more."""
-
-    def blocks(chunk_len: int) -> list[torch.Tensor]:
-        engine, recorder = open_recorded(tiny("llama"), cache_format="int8", max_batch_tokens=chunk_len)
-        handle = submit(engine, token_ids(120), 2)
-        finish(engine, handle)
-        changes = [change for batch in recorder.batches for change in batch.changes]
-        table = [block for change in changes if change.group == 1 for block in change.block_ids]
-        assert len(table) == 120 // BLOCK - 1
-        return [
-            torch.frombuffer(recorder.device_pool.read_block(GroupId(1), block, BLOCK), dtype=torch.uint8)
-            for block in table
-        ]
-
-    pairs = list(zip(blocks(size), blocks(512), strict=True))
-    differing = sum(int((left != right).sum()) for left, right in pairs)
-    assert differing < 0.001 * sum(len(left) for left, _ in pairs)
-
-
-# Blocks as all others
 
 
 def test_a_turn_that_was_left_behind_is_taken_up_again_from_disk(
@@ -92,25 +61,3 @@ def test_without_its_exact_blocks_a_conversation_is_computed_again(
     second = open_engine(tiny("llama"), **settings)
     result = answer(second, prompt, 20)
     assert (result.usage.cached_tokens, result.token_ids) == (0, wanted)
-
-
-# What it is for
-
-
-@pytest.mark.parametrize(
-    ("cache_format", "share"), [("fp8", 0.3), ("int8", 0.3), ("int4", 0.2), ("int2", 0.14)]
-)
-def test_a_conversation_takes_a_part_of_its_bytes(
-    cache_format: str, share: float, tiny: TinyModels, open_engine: OpenEngine
-) -> None:
-    """Of float32 numbers; the last tokens are exact."""
-    held = []
-    for name in ("exact", cache_format):
-        engine = open_engine(tiny("llama"), cache_format=name)
-        submitted = submit(engine, token_ids(900), 1)
-        finish(engine, submitted)
-        snapshot = engine.snapshot()
-        held.append(snapshot.sequences[0].own_bytes)
-        assert held[-1] == sum(layer.used_bytes for layer in snapshot.layers)
-        assert [layer.layer for layer in snapshot.layers] == [0, 1, 2, 3]
-    assert held[1] < (share + 2 * BLOCK / 900) * held[0]

@@ -20,7 +20,6 @@ from kvchat.engine.memory.saver import Saver
 from kvchat.engine.startup.assembly import build_parts
 from tests.engine.conftest import OpenEngine, TinyModels
 from tests.engine.tiny_models import (
-    KINDS,
     answer,
     finish,
     reference,
@@ -48,7 +47,7 @@ def say(model_dir: Path, cache_dir: Path, prompt: list[int], num_tokens: int = 1
     return text
 
 
-@pytest.mark.parametrize(("kind", "length"), [*((kind, 150) for kind in KINDS), ("qwen3", 30), ("qwen3", 53)])
+@pytest.mark.parametrize(("kind", "length"), [("gemma3", 150), ("qwen3", 30), ("qwen3", 53)])
 def test_a_reopened_conversation_computes_only_what_was_never_fed(
     kind: str, length: int, tiny: TinyModels, open_engine: OpenEngine, tmp_path: Path
 ) -> None:
@@ -62,11 +61,10 @@ def test_a_reopened_conversation_computes_only_what_was_never_fed(
     assert result.token_ids == reference(model_dir).answer(prompt, 24)
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
-def test_a_turn_behind_4096_tokens_writes_its_own_blocks_and_the_tail_and_touches_no_other(
-    kind: str, tiny: TinyModels, tmp_path: Path
+def test_a_turn_behind_1024_tokens_writes_its_own_blocks_and_the_tail_and_touches_no_other(
+    tiny: TinyModels, tmp_path: Path
 ) -> None:
-    model_dir = tiny(kind, max_position_embeddings=8192)
+    model_dir = tiny("qwen3", max_position_embeddings=2048)
 
     def talk(prompt: list[int]) -> tuple[list[int], dict[Path, int]]:
         engine = open_unmanaged(model_dir, cache_dir=tmp_path, block_size=64, max_batch_tokens=512)
@@ -78,9 +76,9 @@ def test_a_turn_behind_4096_tokens_writes_its_own_blocks_and_the_tail_and_touche
         assert len(files) <= num_groups * (num_stored // 64 + 1)
         return prompt + result.token_ids, files
 
-    text, before = talk(token_ids(4096 - 20))
+    text, before = talk(token_ids(1024 - 20))
     longer, after = talk(text + token_ids(100, seed=70))
-    assert len(before) >= 4096 // 64
+    assert len(before) >= 1024 // 64
     gone, new = before.keys() - after.keys(), after.keys() - before.keys()
     assert all(before[path] == after[path] for path in before.keys() & after.keys())
     num_groups = len({path.name.split(".")[1] for path in after})
@@ -93,7 +91,7 @@ def test_turn_after_turn_in_engine_after_engine_stays_exact(
 ) -> None:
     model_dir = tiny("gemma3", sliding_window=23)
     text: list[int] = []
-    for turn in range(5):
+    for turn in range(3):
         prompt = text + token_ids(17, seed=70 + turn)
         engine = open_unmanaged(model_dir, cache_dir=tmp_path)
         result = answer(engine, prompt, 13)

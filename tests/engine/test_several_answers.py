@@ -86,10 +86,3 @@ def test_cancelling_ends_every_answer(model_dir: Path) -> None:
     assert [end.reason for end in handle.result.samples] == [FinishReason.CANCELLED] * 3
     assert not engine.has_work
     engine.check_integrity()
-
-
-def test_releasing_the_answers_leaves_no_block_in_use(model_dir: Path) -> None:
-    engine = open_engine(model_dir)
-    engine.generate([token_ids(70)], SamplingParams(max_tokens=NUM_TOKENS, temperature=1.0, n=4))
-    assert not engine.snapshot().sequences
-    assert all(group.used_blocks == 0 for group in engine.snapshot().groups)

@@ -95,20 +95,6 @@ def test_an_answer_is_dense_attention_over_what_each_step_chooses(
     assert not torch.allclose(wanted[-2], exact[-2], atol=0.05)
 
 
-def test_each_of_300_generated_tokens_is_attended_to_from_its_own_step_on(opened: Opened) -> None:
-    """What a step looks at: all that it always sees, what it chooses, and every token since the prompt."""
-    engine = opened()
-    handle = submit(engine, token_ids(PROMPT), 300)
-    settings = settings_for(parse_view(SOME), PROMPT)
-    size = settings.chunk_size
-    compressed = (PROMPT // size - settings.num_local) * size
-    fixed = settings.num_always * size + settings.budget + PROMPT - compressed
-    seen = [{usage.seen_tokens for usage in shadows(engine)} for _ in handle]
-    lengths = [length for (length,) in seen if length]
-    assert sorted(set(lengths)) == list(range(fixed + 1, fixed + 300))
-    assert lengths == sorted(lengths)
-
-
 def made(engine: Engine) -> list[int]:
     """Return of how many tokens each layer's shadows were made."""
     return [usage.made_tokens for usage in shadows(engine)]

@@ -27,7 +27,7 @@ from tests.engine.test_exactness import expect_answer
 from tests.engine.test_traces_engine import KINDS as WINDOWED
 from tests.engine.test_traces_engine import SAMPLINGS
 from tests.engine.test_traces_sixteen_bits import judge
-from tests.engine.tiny_models import KINDS, finish, reference, submit, token_ids
+from tests.engine.tiny_models import finish, reference, submit, token_ids
 
 pytestmark = pytest.mark.cpu
 
@@ -77,7 +77,7 @@ def expect_exact(
     assert max(batch.num_tokens for batch in recorder.batches) <= 50
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["qwen3", "gpt2"])
 def test_a_ragged_batch_with_drafts_is_exact(
     kind: str, tiny: TinyModels, open_recorded: OpenRecorded
 ) -> None:
@@ -142,7 +142,7 @@ def test_an_answer_ends_inside_a_draft_as_it_does_without(llama: Path, open_reco
     prompt = token_ids(40)
     answer = reference(llama).answer(prompt, 24)
     num_accepted = 0
-    for end in range(1, 12):
+    for end in range(1, 12, 3):
         if answer[end] in answer[:end]:
             continue
         engine, _ = open_recorded(llama, drafter=greedy(llama, rate=1.0))

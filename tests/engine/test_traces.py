@@ -127,7 +127,7 @@ SETTINGS = settings(
 )
 
 
-@settings(SETTINGS, max_examples=150)
+@settings(SETTINGS, max_examples=60)
 @given(where=setting(), trace=traces)
 def test_cache_and_scheduler_do_what_their_references_say(where: Setting, trace: Trace) -> None:
     """Traps 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 18, 22 and 28."""

@@ -37,6 +37,7 @@ FORMS = {"int8": 8, "int4": 4}
 CPU = torch.device("cpu")
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3", "gpt2"])
 def test_an_engine_answers_as_transformers_does_with_the_dequantized_numbers(

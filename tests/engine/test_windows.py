@@ -7,7 +7,7 @@ import torch
 
 from kvchat.engine.engine import Engine
 from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels
-from tests.engine.masked import Masked
+from tests.engine.masked import MaskedHeads
 from tests.engine.tiny_models import answer, finish, submit, token_ids
 
 pytestmark = pytest.mark.cpu
@@ -23,20 +23,30 @@ def opened(tiny: TinyModels, open_engine: OpenEngine) -> Opened:
     return lambda **settings: open_engine(tiny("llama"), cache_format=FORMAT, **settings)
 
 
-def sees(query: int, key: int) -> bool:
-    return key < BLOCK or key // BLOCK >= query // BLOCK - NUM_RECENT
+class Windowed(MaskedHeads):
+    """Dense attention over the last blocks, and over so many tokens at the beginning."""
+
+    num_sinks = BLOCK
+
+    def hidden(self, layer: int, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        keys = torch.arange(query.shape[1])
+        is_old = keys // BLOCK < keys[:, None] // BLOCK - NUM_RECENT
+        return self.behind(layer, *query.shape[:2]) | (is_old & (keys >= self.num_sinks))
+
+
+class Blind(Windowed):
+    num_sinks = 0
 
 
 def test_a_window_is_dense_attention_with_a_mask(tiny: TinyModels, open_recorded: OpenRecorded) -> None:
     """Original positions: no key is turned again."""
-    masked = Masked(tiny("llama"), sees)
     prompt = token_ids(150)
     engine, recorder = open_recorded(tiny("llama"), cache_format=FORMAT)
     handle = submit(engine, prompt, 12)
     found = finish(engine, handle).token_ids
-    assert found == masked.answer(prompt, 12)
-    wanted = masked.logits(prompt + found)
+    wanted = Windowed(tiny("llama")).masked_logits(prompt + found)
     for position in range(len(prompt) - 1, len(prompt) + 11):
+        assert found[position + 1 - len(prompt)] == int(wanted[position].argmax())
         row = recorder.row(handle.sequence, position)
         assert torch.allclose(row, wanted[position], atol=2e-4), position
 
@@ -44,8 +54,9 @@ def test_a_window_is_dense_attention_with_a_mask(tiny: TinyModels, open_recorded
 def test_without_its_first_block_a_window_answers_otherwise(tiny: TinyModels, opened: Opened) -> None:
     """The negative control: the oracle would notice a dropped sink."""
     prompt = token_ids(150)
-    blind = Masked(tiny("llama"), lambda query, key: key // BLOCK >= query // BLOCK - NUM_RECENT)
-    assert answer(opened(), prompt, 12).token_ids != blind.answer(prompt, 12)
+    found = answer(opened(), prompt, 12).token_ids
+    blind = Blind(tiny("llama")).masked_logits(prompt + found)
+    assert found != blind[len(prompt) - 1 : -1].argmax(dim=1).tolist()
 
 
 def test_blocks_that_nobody_sees_any_more_are_let_go(opened: Opened) -> None:

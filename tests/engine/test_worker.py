@@ -140,15 +140,6 @@ def test_a_refused_request_is_the_askers_problem_alone(model_dir: Path, start_wo
     assert collect(worker.submit(ask(5, 3)))[0] == reference(model_dir).answer(token_ids(5), 3)
 
 
-def test_ids_that_no_model_has_cost_nobody_the_engine(model_dir: Path, start_worker: StartWorker) -> None:
-    worker = start_worker(model_dir)
-    with pytest.raises(InvalidRequest, match="vocabulary"):
-        worker.reusable_len([-1] * 40)
-    worker.prefetch([2**40] * 40)
-    assert worker.reusable_len(token_ids(40)) == 0
-    assert worker.status().phase is EnginePhase.READY
-
-
 def test_snapshots_follow_the_engine(model_dir: Path, start_worker: StartWorker) -> None:
     worker = start_worker(model_dir)
     handle = worker.submit(ask(40, 3))

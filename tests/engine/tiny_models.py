@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from tempfile import TemporaryDirectory
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import safetensors.torch
@@ -23,7 +24,6 @@ from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.engine import Engine
 from kvchat.engine.forward.runner import Runner
-from kvchat.engine.forward.self_check_cache import SelfCheckCache, subject_of
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.rates import LEAST_TOKENS, WINDOW, Rates
 from kvchat.engine.models.load import choose_device
@@ -35,6 +35,7 @@ from kvchat.engine.sequences.batch_plan import Batch
 from kvchat.engine.startup.assembly import assemble, check_settings
 from kvchat.engine.startup.parts import EngineParts
 from kvchat.engine.startup.weights import Candidate, load_candidate
+from tests.quick_disk import quick_place
 
 VOCAB_SIZE = 512
 KINDS = ("llama", "qwen3", "gemma3", "gpt2")
@@ -43,6 +44,10 @@ SAID: dict[tuple[int, ...], list[int]] = {}
 _PROMPTS: WeakKeyDictionary[Handle, tuple[int, ...]] = WeakKeyDictionary()
 _BY_LENGTH = ("dynamic", "longrope")
 """Rotary embeddings of a token that change with what follows it."""
+
+_DIRECTORY = TemporaryDirectory(prefix="kvchat-test-", dir=quick_place())
+SEEN = Path(_DIRECTORY.name)
+"""Where it is kept what was found of models when they were loaded."""
 
 torch.set_num_threads(1)  # the matrices are tiny; more threads only wait for each other
 transformers.utils.logging.disable_progress_bar()
@@ -227,39 +232,22 @@ def open_recorded(
 
 
 def build(model_dir: Path, config: EngineConfig, candidate: Candidate | None = None) -> EngineParts:
-    """Return what `build_parts` does. What steps of a model allocate is measured once in a process.
+    """Return what `build_parts` does.
 
     Args:
         candidate: the model, if it is in memory. Engines that serve it after each other share its weights.
     """
     check_settings(config)
     location = locate_model(str(model_dir))
-    candidate = candidate or load(location.path, config)
-    return assemble(location.name, replace(candidate, checks=_Measured(candidate)), config)
+    return assemble(location.name, candidate or load(location.path, config), config)
 
 
 def load(model_dir: Path, config: EngineConfig) -> Candidate:
+    """Load a model. Engines of this process check it once, as those of one cache directory do."""
     source = WeightSource(model_dir=model_dir, adapter_dir=config.adapter)
+    if not config.weights.startswith("int"):  # what is quantized is kept there, too
+        config = replace(config, cache_dir=SEEN)
     return load_candidate(source, config, choose_device(config.device))
-
-
-class _Measured(SelfCheckCache):
-    """What is known of a model, and what was measured of its steps by any engine of this process."""
-
-    _known: ClassVar[dict[tuple[str, str], Any]] = {}
-
-    def __init__(self, candidate: Candidate) -> None:
-        super().__init__()
-        self._inner = candidate.checks
-        self._subject = subject_of(candidate.checkpoint, candidate.loaded)
-
-    def find(self, name: str) -> Any:
-        return self._inner.find(name) or self._known.get((self._subject, name))
-
-    def keep(self, name: str, finding: Any) -> None:
-        if name.startswith("activation"):
-            self._known[self._subject, name] = finding
-        self._inner.keep(name, finding)
 
 
 def make_computing_slow(rates: Rates) -> None:

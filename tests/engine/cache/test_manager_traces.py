@@ -377,7 +377,7 @@ class CacheTraces(RuleBasedStateMachine):
 
 
 FEW = settings(
-    max_examples=150,
+    max_examples=60,
     stateful_step_count=30,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

@@ -4,30 +4,11 @@ import pytest
 
 from kvchat.engine.api.ids import GroupId
 from kvchat.errors import PinRefused
-from tests.engine.cache.caches import Cache, full_group, sliding_group, state_group
+from tests.engine.cache.caches import Cache, full_group, state_group
 
 pytestmark = pytest.mark.pure
 
 FULL = GroupId(0)
-
-
-def test_pinned_blocks_survive_everything_that_evicts_until_they_are_unpinned() -> None:
-    cache = Cache(full_group(), sliding_group(7), num_blocks=12)
-    sequence = cache.computed(range(14))
-    assert cache.manager.pins.pin(sequence) == 3 + 2  # of the window, what going on at 12 sees
-    cache.manager.release(sequence)
-    for start in (100, 200, 300):
-        cache.manager.release(cache.computed(range(start, start + 30)))
-    cache.forget_device()
-    assert cache.matched_len([*range(14), 99]) == 12
-    assert [pool.num_pinned for pool in cache.manager.pools.values()] == [3, 2]
-    cache.check()
-    for _ in range(2):  # the second does nothing
-        cache.manager.pins.unpin(sequence.id)
-    cache.forget_device()
-    assert cache.matched_len([*range(14), 99]) == 0
-    assert cache.num_used() == [0, 0]
-    cache.check()
 
 
 def test_the_state_before_the_end_of_pinned_blocks_is_pinned_too() -> None:

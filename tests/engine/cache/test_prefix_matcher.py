@@ -1,8 +1,6 @@
 """How much of a prompt is found again."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kvchat.engine.api.snapshot import Tier
 from tests.engine.cache.caches import Cache, full_group, name_of, sliding_group
@@ -25,14 +23,6 @@ def test_a_window_that_is_gone_leaves_the_tail_of_an_earlier_turn() -> None:
     cache.forget_device()
 
     assert cache.matched_len(PROMPT) == 10
-
-
-def test_at_least_one_token_is_left_to_compute() -> None:
-    """Trap 10."""
-    cache = Cache(full_group(), sliding_group(5))
-    cache.computed(PROMPT)
-    for length in range(1, 31):
-        assert cache.matched_len(PROMPT[:length]) == length - 1
 
 
 @pytest.mark.parametrize("stored_len", [7, 8])
@@ -99,15 +89,6 @@ def test_the_match_ends_where_a_sliding_group_lacks_a_block_of_its_window() -> N
     assert cache.matched_len(PROMPT) == 0
 
 
-def test_a_sliding_group_needs_only_its_window() -> None:
-    cache = Cache(full_group(), sliding_group(4))
-    cache.leave_on_disk(PROMPT[:20])
-    assert [group for _, group in cache.tier.contents].count(1) == 1
-    assert cache.matched_len(PROMPT[:21]) == 20
-    assert cache.matched_len(PROMPT[:20]) == 19
-    assert cache.matched_len(PROMPT[:16]) == 0
-
-
 def test_matching_changes_nothing() -> None:
     """Trap 13: a match must not consume what it finds."""
     cache = Cache(full_group(), sliding_group(5))
@@ -135,38 +116,3 @@ def test_loads_are_counted_in_the_blocks_that_some_group_lacks() -> None:
     match = cache.manager.match(sequence)
     assert match.length == 10
     assert cache.missing_bytes(match, sequence) == {Tier.DISK: 4 * full_group().block_bytes(4)}
-
-
-# The definition: what one prompt has in common with each sequence that was computed.
-
-
-def longest_common_prefix(computed: list[list[int]], prompt: list[int]) -> int:
-    longest = 0
-    for tokens in computed:
-        common = 0
-        while common < min(len(tokens), len(prompt) - 1) and tokens[common] == prompt[common]:
-            common += 1
-        longest = max(longest, common)
-    return longest
-
-
-tokens = st.lists(st.integers(0, 2), min_size=1, max_size=22)
-turns = st.lists(st.tuples(tokens, st.integers(0, 22), st.booleans()), min_size=1, max_size=8)
-
-
-@given(turns=turns, prompts=st.lists(tokens, min_size=1, max_size=5), window_len=st.integers(1, 9))
-def test_without_eviction_the_match_is_the_longest_common_prefix(
-    turns: list[tuple[list[int], int, bool]], prompts: list[list[int]], window_len: int
-) -> None:
-    cache = Cache(full_group(), sliding_group(window_len), num_blocks=100)
-    computed: list[list[int]] = []
-    for prompt, num_tokens, is_released in turns:
-        sequence = cache.open(prompt)
-        assert cache.manager.match(sequence).length == longest_common_prefix(computed, prompt)
-        assert cache.admit(sequence)
-        cache.compute(sequence, min(num_tokens, sequence.num_uncomputed), chunk_len=5)
-        computed.append(prompt[: sequence.computed_len])
-        if is_released:
-            cache.manager.release(sequence)
-    for prompt in prompts:
-        assert cache.matched_len(prompt) == longest_common_prefix(computed, prompt)

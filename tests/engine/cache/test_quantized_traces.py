@@ -45,7 +45,7 @@ class QuantizedTraces(CacheTraces):
 
 
 class TestTraces(QuantizedTraces.TestCase):  # type: ignore[name-defined,misc]
-    settings = settings(FEW, max_examples=60)
+    settings = settings(FEW, max_examples=30)
 
 
 @pytest.mark.slow

@@ -72,7 +72,7 @@ class StateTraces(CacheTraces):
 
 
 class TestTraces(StateTraces.TestCase):  # type: ignore[name-defined,misc]
-    settings = settings(FEW, max_examples=80)
+    settings = settings(FEW, max_examples=40)
 
 
 @pytest.mark.slow

@@ -61,7 +61,7 @@ class Row:
 
     kind: str
     text: str
-    cuts: tuple[int, ...] = (1, 7, 33, 512)
+    cuts: tuple[int, ...] = (1, 33, 512)
     shared: int | None = None
     exact: int = 0
     num_blocks: int = 30

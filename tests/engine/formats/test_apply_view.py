@@ -120,7 +120,7 @@ def test_layers_with_a_window_of_their_own_stay_as_they_are() -> None:
     assert found[1].borrowers == ((2, 1),)
 
 
-@pytest.mark.parametrize("text", ["window", "knorm", "keydiff", "snapkv", "snapkv:pyramid"])
+@pytest.mark.parametrize("text", ["window", "knorm", "keydiff", "snapkv", "snapkv:pyramid", "shadow"])
 def test_models_that_cannot_be_seen_in_part_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="one record for all its heads"):
         stored_groups([group_of(LATENT)], text, P)

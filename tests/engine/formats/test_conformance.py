@@ -21,18 +21,14 @@ _PRUNED = partial(Row, kind="llama", cuts=(37, 64, 100, 512), exact=WHOLE)
 ROWS = {
     f"{row.text} {row.kind}": row
     for row in (
-        Row(kind="llama", text="exact", exact=PROMPT),
         Row(kind="qwen3", text="exact", exact=PROMPT),
-        Row(kind="gemma3", text="exact", exact=PROMPT),
         Row(kind="gpt2", text="exact", exact=PROMPT),
         Row(kind=LATENT, text="exact", exact=PROMPT),
         Row(kind=RECURRENT, text="exact", exact=PROMPT),
         Row(kind=LATENT, text="fp8"),
-        Row(kind="llama", text="int8"),
         Row(kind="llama", text="k=fp8,v=int4; layers 1=exact"),
         Row(kind="gpt2", text="int2"),
         Row(kind="llama", text="window:32", shared=64, exact=64, num_blocks=18),
-        _PRUNED(text="snapkv:48", shared=PROMPT - 32),
         _PRUNED(text="snapkv:48:pyramid", shared=PROMPT - 32, exact=0),
         Row(
             kind="llama",
@@ -47,6 +43,10 @@ ROWS = {
 SLOW_ROWS = {
     f"{row.text} {row.kind}": row
     for row in (
+        Row(kind="llama", text="exact", exact=PROMPT),
+        Row(kind="gemma3", text="exact", exact=PROMPT),
+        Row(kind="llama", text="int8"),
+        _PRUNED(text="snapkv:48", shared=PROMPT - 32),
         Row(kind="llama", text="fp8"),
         Row(kind="llama", text="int4"),
         Row(kind="qwen3", text="k=int8,v=int4; layers 3=exact"),

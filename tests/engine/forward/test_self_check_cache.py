@@ -69,6 +69,7 @@ def started(model_dir: Path, cache_dir: Path, **settings: Any) -> tuple[EnginePa
     return parts, products.number
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("kind", "num_probed"), [("llama", 0), ("qwen3", 0), ("gemma3", 0), ("gpt2", 16)])
 def test_a_second_start_multiplies_nothing_and_makes_the_same_engine(

@@ -16,7 +16,7 @@ import kvchat
 from kvchat.engine.models.locate import locate_model
 from kvchat.errors import InvalidRequest, PoolExhausted, UnsupportedModel
 from tests.engine.recurrent_models import save_recurrent
-from tests.engine.tiny_models import KINDS, VOCAB_SIZE, make_config
+from tests.engine.tiny_models import VOCAB_SIZE, make_config
 
 pytestmark = pytest.mark.cpu
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[3]
 DEVICE_BYTES = 1 << 24
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=["gemma3", "gpt2"])
 def model(request: pytest.FixtureRequest) -> Any:
     return make_model(request.param)
 
@@ -80,18 +80,6 @@ def test_greedy_tokens_are_those_of_transformers_own_cache(model: Any, tmp_path:
         third = kvchat.HFCache(blocks)
         assert torch.equal(generated(model, follow_up, third), expected)
         assert third.cached_tokens == follow_up.shape[1] - 1
-
-
-def test_logits_behind_a_loaded_beginning_are_those_of_the_model(llama: Any, blocks: kvchat.HFBlocks) -> None:
-    question = text(130)
-    generated(llama, question, kvchat.HFCache(blocks))
-    follow_up = longer(question)
-    cache = kvchat.HFCache(blocks)
-    with torch.no_grad():
-        mine = llama(follow_up, past_key_values=cache, use_cache=True).logits
-        own = llama(follow_up).logits
-    assert cache.cached_tokens == 130
-    assert torch.allclose(mine, own[:, -mine.shape[1] :], atol=1e-4)
 
 
 def test_texts_that_part_share_what_they_have_in_common_and_write_on_none_of_it(

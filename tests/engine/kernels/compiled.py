@@ -42,7 +42,6 @@ def compile_kernel(
     *,
     capability: int,
     unaligned: Collection[str] = (),
-    ones: Collection[str] = (),
     **options: int,
 ) -> Compiled:
     """Compile a kernel for a compute capability.
@@ -51,12 +50,10 @@ def compile_kernel(
         types: type of each argument that is not an int; pointers begin with `*`. Ints are multiples of 16.
         constants: the compile-time arguments.
         unaligned: pointers and ints of which nothing is known.
-        ones: ints that are 1, which a launch makes known when compiling.
         options: of a launch: further compile-time arguments, num_warps, num_stages, maxnreg.
     """
     names = kernel.arg_names
-    constants = dict(constants) | dict.fromkeys(ones, 1)
-    constants |= {name: options.pop(name) for name in names if name in options}
+    constants = dict(constants) | {name: options.pop(name) for name in names if name in options}
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
     aligned = {
         (number,): [["tt.divisibility", 16]]

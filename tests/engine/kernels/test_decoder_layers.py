@@ -204,6 +204,7 @@ def test_a_prompt_gives_each_row_the_bits_that_it_has_a_few_at_a_time(
             assert torch.equal(one[1], other[len(parts) % 2]) if is_state else torch.equal(one, other)
 
 
+@pytest.mark.covering(1)
 @all_shapes
 def test_a_row_has_the_same_bits_with_any_number_of_threads(
     shape: Shape, library: Library, level: str, threads: None
@@ -218,6 +219,7 @@ def test_a_row_has_the_same_bits_with_any_number_of_threads(
         assert torch.equal(logits_of(model, range(len(TEXTS)), library), alone)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("name", ["paired bfloat16", "int8 bfloat16", "biases", "head norms", "experts int8"])
 def test_prompts_and_answers_have_the_same_bits_in_one_step_with_any_number_of_threads(
     name: str, library: Library, level: str, threads: None

@@ -44,6 +44,7 @@ def real_case(shape: Shape, num_new: int | None) -> Case:
     return make_case(replace(shape, block_size=64, num_new=num_new), LONG)
 
 
+@pytest.mark.covering(1, each="level")
 @all_shapes
 @new_tokens
 def test_it_equals_the_reference(shape: Shape, num_new: int | None, library: Library) -> None:
@@ -53,6 +54,7 @@ def test_it_equals_the_reference(shape: Shape, num_new: int | None, library: Lib
     torch.testing.assert_close(attend(case, library), wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.covering(1, each="level")
 @real_shapes
 @pytest.mark.parametrize("num_new", [1, 40])
 def test_it_equals_dense_attention_over_several_parts(shape: Shape, num_new: int, library: Library) -> None:
@@ -61,6 +63,7 @@ def test_it_equals_dense_attention_over_several_parts(shape: Shape, num_new: int
     torch.testing.assert_close(out.double(), dense(case), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.covering(1, each="level")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @real_shapes
 def test_sixteen_bit_inputs_are_computed_in_float32_and_rounded_once(
@@ -116,6 +119,7 @@ def test_a_query_gets_the_same_bits_beside_any_number_of_others(
         torch.testing.assert_close(found, alone[-num:], rtol=0, atol=0, equal_nan=True, msg=f"of {num}")
 
 
+@pytest.mark.covering(1, each="level")
 @pytest.mark.usefixtures("threads")
 @real_shapes
 @pytest.mark.parametrize("num_new", [1, 40])

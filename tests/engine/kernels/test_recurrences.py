@@ -86,6 +86,7 @@ DELTA_SHAPES = [
 ]
 
 
+@pytest.mark.covering(2, each="level")
 @all_levels
 @dtypes
 @pytest.mark.parametrize("shape", DELTA_SHAPES, ids=str)
@@ -123,6 +124,7 @@ def test_the_gated_delta_rule(
 SCAN_SHAPES = [(1, 1, 4, 16, 1, 16), (2, 5, 6, 8, 2, 70), (1, 6, 3, 20, 1, 128), (2, 4, 50, 1, 1, 16)]
 
 
+@pytest.mark.covering(2, each="level")
 @all_levels
 @dtypes
 @pytest.mark.parametrize("shape", SCAN_SHAPES, ids=str)
@@ -157,6 +159,7 @@ def test_the_selective_scan(
     expect_the_same_in_cuts(kernel, rows, before, state, found, after_of(slots))
 
 
+@pytest.mark.covering(2, each="level")
 @all_levels
 @dtypes
 @pytest.mark.parametrize(

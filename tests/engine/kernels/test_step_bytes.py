@@ -51,6 +51,7 @@ def few_threads() -> Iterator[None]:
     torch.set_num_threads(num_threads)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.usefixtures("few_threads")
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 def test_a_step_of_many_rows_takes_no_more_than_foreseen(shape: Shape, library: Library) -> None:

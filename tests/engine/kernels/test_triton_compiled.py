@@ -1,6 +1,5 @@
 """Every Triton kernel compiles for the GPUs it is meant for, without spills and within shared memory."""
 
-from collections.abc import Collection
 from importlib.util import find_spec
 from itertools import product
 
@@ -49,13 +48,11 @@ def compile_attention(
     is_split: bool,
     tiling: Tiling | None = None,
     pools: str | None = None,
-    ones: Collection[str] = (),
 ) -> Compiled:
     """Compile for `shape` = (query heads of a key-value head, head size).
 
     Args:
         pools: their type; None: that of queries.
-        ones: as of `compile_kernel`.
     """
     group, dim = shape
     choose = attention.decode_tiling if is_split else attention.prefill_tiling
@@ -71,7 +68,6 @@ def compile_attention(
         types,
         constants,
         capability=capability,
-        ones=ones,
         **triton_launcher.options(tiling),
     )
 
@@ -100,9 +96,7 @@ def test_attention_of_every_shape_fits(
     assert_fits(compile_attention(capability, dtype, (group, dim), args=args, is_split=is_split), capability)
 
 
-def compile_latents(
-    capability: int, num_heads: int, *, record: Fp8Record | None, dtype: str, ones: Collection[str] = ()
-) -> Compiled:
+def compile_latents(capability: int, num_heads: int, *, record: Fp8Record | None, dtype: str) -> Compiled:
     """Compile for DeepSeek's sizes; GPUs older than 8.9 read E4M3 by its bits."""
     by_bits = record is not None and capability < 89
     if record is None:
@@ -120,7 +114,6 @@ def compile_latents(
         types,
         constants | {"BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n},
         capability=capability,
-        ones=ones,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
     )

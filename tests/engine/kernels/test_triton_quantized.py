@@ -1,6 +1,5 @@
 """Attention over quantized blocks in Triton is its definition, and compiles for GPUs without spills."""
 
-from collections.abc import Collection
 from importlib.util import find_spec
 from itertools import product
 
@@ -52,7 +51,6 @@ def compile_attention(
     is_split: bool,
     args: AttentionArgs = PLAIN,
     tiling: Tiling | None = None,
-    ones: Collection[str] = (),
 ) -> Compiled:
     """Compile for `shape` = (query heads of a key-value head, head size)."""
     group, dim = shape
@@ -74,7 +72,6 @@ def compile_attention(
         constants,
         capability=capability,
         unaligned=UNALIGNED,
-        ones=ones,
         **triton_launcher.options(tiling),
     )
 

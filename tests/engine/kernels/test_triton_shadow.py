@@ -1,17 +1,15 @@
 """The Triton kernels of a shadowed context are their references, and compile for GPUs without spills."""
 
-from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 
 import pytest
 import torch
-from torch import Tensor
 
 if find_spec("triton") is None:
     pytest.skip("Triton is there on Linux only", allow_module_level=True)
 
 from kvchat.engine.kernels.shadow_kv import triton as kernels
-from kvchat.engine.kernels.shadow_kv.args import MOST_SLOTS, Change, Rotations
+from kvchat.engine.kernels.shadow_kv.args import MOST_SLOTS
 from tests.engine.kernels.compiled import (
     BYTES,
     COMPILES,
@@ -33,35 +31,6 @@ def test_more_slots_than_a_program_holds_are_refused() -> None:
     slots = torch.zeros(1, MOST_SLOTS + 1, dtype=torch.int64)
     with pytest.raises(ValueError, match="1025 slots are more than a program holds: at most 1024"):
         kernels.exchange(slots, slots)
-
-
-def with_gaps(tensor: Tensor) -> Tensor:
-    """Return the same tensor as every other number of another one."""
-    return torch.stack((tensor, tensor), dim=-1)[..., 0]
-
-
-def restore(sides: Sequence[Tensor]) -> None:
-    turns = Rotations(cosines=sides[4], sines=sides[5])
-    kernels.restore_keys(sides[0], sides[1], Change(slots=sides[2], is_missing=sides[3]), turns, sides[6])
-
-
-def load(sides: Sequence[Tensor]) -> None:
-    kernels.load_chunks(sides[0], sides[1], Change(slots=sides[2], is_missing=sides[3]), sides[4])
-
-
-SLOTS, MISSING, KEPT = torch.zeros(2, 3, dtype=torch.int64), torch.ones(2, 3).bool(), torch.zeros(2, 3, 8, 16)
-CALLS: dict[str, tuple[Callable[[Sequence[Tensor]], object], tuple[Tensor, ...]]] = {
-    "scores": (
-        lambda sides: kernels.chunk_scores(sides[0], sides[1], sides[2], 1.0),
-        (torch.zeros(1, 2, 16), torch.zeros(5, 1, 16), torch.zeros(1, 5).bool()),
-    ),
-    "exchange": (lambda sides: kernels.exchange(sides[0], sides[1]), (SLOTS - 1, SLOTS)),
-    "values": (load, (torch.zeros(5, 2, 8, 16), torch.arange(5), SLOTS, MISSING, KEPT)),
-    "keys": (
-        restore,
-        (torch.zeros(5, 8, 4), torch.zeros(32, 4), SLOTS, MISSING, *[torch.zeros(40, 8)] * 2, KEPT),
-    ),
-}
 
 
 def compile_scores(capability: int, dtype: str, group: int, dim: int) -> Compiled:

@@ -21,6 +21,7 @@ from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.rates import Direction, Rates
 from kvchat.engine.memory.tier_mover import REFUSED_S, TierMover
+from kvchat.errors import OutOfMemory
 from tests.damage import flipped
 from tests.engine.memory.chains import FINGERPRINT
 from tests.hand_clock import HandClock
@@ -168,3 +169,8 @@ def test_what_demotions_take_is_measured_and_copies_count_for_nothing(pool: Devi
     moves = [Demote(FULL, BlockId(1), BlockId(0)), Copy(FULL, BlockId(0), BlockId(1), 2)]
     TierMover(pool, HostPool({FULL: 1}, {FULL: size}), None, rates).execute(moves)
     assert rates.seen == [(Tier.HOST, Direction.STORE, size)]
+
+
+def test_memory_that_is_not_to_be_had_is_said_with_what_to_do() -> None:
+    with pytest.raises(OutOfMemory, match="--kv-host-bytes"):
+        HostPool({FULL: 1 << 40}, {FULL: 1 << 30})

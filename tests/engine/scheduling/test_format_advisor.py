@@ -73,16 +73,6 @@ def test_latents_have_a_form_in_fp8_alone(tmp_path: Path, open_engine: OpenEngin
     assert refused(engine, length).fits_in == ("fp8",)
 
 
-@pytest.mark.parametrize("cache_format", ["int8", "window:64"])
-def test_what_is_not_exact_is_not_told_of_others(
-    model_dir: Path, open_engine: OpenEngine, cache_format: str
-) -> None:
-    engine = open_engine(model_dir, device_bytes=BYTES, cache_format=cache_format, max_batch_tokens=64)
-    if cache_format == "int8":
-        assert refused(engine, 2000).fits_in == ()
-    assert engine.info.cache_format != "exact"
-
-
 def test_a_model_that_attends_by_itself_is_told_of_none(tmp_path: Path, open_engine: OpenEngine) -> None:
     config = GPTJConfig(vocab_size=VOCAB_SIZE, n_embd=64, n_layer=2, n_head=4, n_positions=512, rotary_dim=8)
     engine = open_engine(save_model(config, tmp_path), device_bytes=100_000)

@@ -15,26 +15,6 @@ pytestmark = pytest.mark.pure
 # For stored blocks
 
 
-def test_tokens_from_the_slower_tier_are_counted_as_loaded() -> None:
-    loop = StepLoop()
-    loop.answered_and_stored(numbers(0, 10))
-    again = loop.submit([*numbers(0, 10), 77])
-    loop.finish()
-    assert again.loaded is not None
-    assert (again.loaded.device, again.loaded.disk) == (0, 10)
-    assert loop.computed(again) == [10]
-
-
-def test_a_block_that_cannot_be_loaded_is_computed() -> None:
-    """Trap 22: what was looked up can be gone when it is read."""
-    loop = StepLoop()
-    loop.answered_and_stored(numbers(0, 10))
-    loop.cache.tier.unreadable.add(list(loop.cache.tier.contents)[1])
-    again = loop.submit([*numbers(0, 10), 77])
-    loop.finish()
-    assert loop.computed(again) == list(range(4, 11))
-
-
 def test_a_request_at_work_takes_no_block_that_is_on_its_way_to_a_more_important_one() -> None:
     """Otherwise both begin again for ever: one to load, the other to compute what it found."""
     loop = StepLoop(num_blocks=10, max_batch_tokens=16)

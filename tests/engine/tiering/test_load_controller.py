@@ -18,7 +18,6 @@ from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.block_operations import Fetch
 from kvchat.engine.engine import Engine
-from kvchat.engine.memory.disk.block_file import SUFFIX
 from kvchat.engine.memory.reader import Reader
 from kvchat.engine.results import Handle
 from kvchat.engine.startup.assembly import build_parts
@@ -174,21 +173,6 @@ def test_a_request_that_is_cancelled_while_it_loads_leaks_nothing(num_landed: in
     assert reader.num_read <= 2 * num_landed + 3
     prompt = text + token_ids(3)
     assert answer(engine, prompt, 5).token_ids == stage.right(prompt, 5)
-
-
-def test_a_block_that_is_found_damaged_while_it_loads_is_computed_and_those_behind_it_too(
-    stage: Stage,
-) -> None:
-    text = stage.text
-    engine, _ = stage.stepped()
-    handle = submit(engine, text + token_ids(3), 9)
-    engine.step()
-    for path in sorted(stage.cache_dir.rglob(f"*{SUFFIX}"))[:2]:
-        path.write_bytes(path.read_bytes()[:-1] + b"!")
-    result = finish(engine, handle)
-    assert result.usage.computed_tokens > 4
-    assert result.usage.cached_tokens == result.loaded.total
-    assert result.token_ids == stage.right(text + token_ids(3), 9)
 
 
 def test_two_requests_for_the_same_blocks_read_them_once(stage: Stage) -> None:

@@ -112,23 +112,6 @@ def test_chunks_of_several_segments_are_taken_in_the_order_that_is_asked_for() -
     torch.testing.assert_close(keys.take(1, order), chunks, atol=1e-4, rtol=1e-4)
 
 
-def test_two_sequences_compress_keys_of_their_own() -> None:
-    """Trap 11."""
-    here, there = (randn(RANK, WIDTH, seed=seed) for seed in (1, 2))
-    before = randn(480, RANK) @ here
-    other = torch.cat((before[:400], randn(80, RANK, seed=3) @ there))
-    keys = compressed()
-    keys.compress(turned(before[:400]))
-    sequence = keys.fork()
-    for start in range(400, 480, 16):
-        keys.compress(turned(before)[start : start + 16])
-        sequence.compress(turned(other)[start : start + 16])
-    assert len(keys.segments) == 1
-    assert len(sequence.segments) == 2
-    assert error(keys, turned(before)) < 1e-4
-    assert error(sequence, turned(other)) < 1e-4
-
-
 @pytest.mark.parametrize("is_held", [True, False])
 def test_keys_that_the_device_does_not_hold_are_refused_and_nothing_is_lost(is_held: bool) -> None:
     wanted = turned(randn(400, RANK) @ randn(RANK, WIDTH, seed=1 if is_held else 2))

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from kvchat.engine.formats.full.spec import FullSpec
-from kvchat.engine.formats.shadow.copy_on_write_rows import PAGE_ROWS, Budget
+from kvchat.engine.formats.shadow.copy_on_write_rows import PAGE_ROWS
 from kvchat.engine.formats.shadow.layer import ShadowLayer
-from kvchat.engine.formats.shadow.layer_store import Budgets
 from kvchat.engine.formats.shadow.rotary import Rotary
 from kvchat.engine.formats.shadow.working_set import EMPTY
 from kvchat.errors import OutOfMemory
@@ -224,15 +223,6 @@ def test_a_follow_up_gives_the_same_wherever_it_was_cut_between_blocks() -> None
         assert layer.num_compressed == whole.num_compressed
 
 
-def test_a_query_of_a_block_does_not_see_what_comes_behind_it() -> None:
-    context = make_context(PROMPT + 16)
-    found = run(shadow_of(context, PROMPT, ALL), context, PROMPT, PROMPT + 16)
-    context.values[PROMPT + 9 :] += 100
-    changed = run(shadow_of(context, PROMPT, ALL), context, PROMPT, PROMPT + 16)
-    assert torch.equal(found[:9], changed[:9])
-    assert not torch.allclose(found[9], changed[9])
-
-
 def test_two_sequences_of_one_shadow_go_on_independently() -> None:
     """As two that never met, through compressing, working sets and all; nothing is copied at the fork."""
     context, other = make_context(PROMPT + 150), make_context(PROMPT + 150, seed=50)
@@ -269,13 +259,6 @@ def test_what_is_allocated_is_what_was_expected_and_what_the_budgets_say() -> No
     assert budgets.device.used_bytes == expected + spare
     assert budgets.host.used_bytes == layer.num_compressed * CHUNK * NUM_KV_HEADS * VALUE_DIM * 4
     layer.release()
-    assert budgets.device.used_bytes == budgets.host.used_bytes == 0
-
-
-def test_a_host_too_small_for_the_values_is_refused_with_the_numbers_and_keeps_nothing() -> None:
-    budgets = Budgets(device=Budget("device"), host=Budget("host", 10_000))
-    with pytest.raises(OutOfMemory, match=r"MiB of host memory, and 0\.0 of 0\.0 are left"):
-        shadow_of(make_context(PROMPT), PROMPT, budgets=budgets)
     assert budgets.device.used_bytes == budgets.host.used_bytes == 0
 
 
@@ -318,15 +301,3 @@ def test_generated_tokens_that_find_no_room_to_be_compressed_stay_where_they_are
             found = run(layer, context, at, at + 1)
         assert torch.equal(found, wanted)
     assert refused_at is not None
-
-
-def test_what_a_sequence_holds_is_given_back_when_the_last_one_ends() -> None:
-    context, budgets = make_context(PROMPT + 80), free()
-    first = shadow_of(context, PROMPT, budgets=budgets)
-    second = first.fork()
-    run(first, context, PROMPT, PROMPT + 80)
-    run(second, context, PROMPT, PROMPT + 50)
-    first.release()
-    assert budgets.device.used_bytes > 0
-    second.release()
-    assert budgets.device.used_bytes == budgets.host.used_bytes == 0

@@ -23,7 +23,7 @@ from kvchat.engine.formats.view_schedule import (
     shadow_points,
 )
 from kvchat.errors import ConfigError
-from tests.engine.formats.test_groups_in_format import LATENT, SLIDING, group_of
+from tests.engine.formats.test_groups_in_format import SLIDING, group_of
 
 pytestmark = pytest.mark.pure
 
@@ -81,11 +81,7 @@ def test_full_layers_alone_are_looked_at_through_a_shadow() -> None:
     assert (found[1].layers, found[1].spec.dtype) == ((1,), "BF16")
 
 
-def test_models_that_can_have_no_shadow_are_refused() -> None:
-    with pytest.raises(ConfigError, match="one record for all its heads"):
-        stored_groups([group_of(LATENT)], "shadow", P)
-    with pytest.raises(ConfigError, match="all of its layers have a window"):
-        stored_groups([group_of(SLIDING)], "shadow", P)
+def test_layers_that_borrow_keys_can_have_no_shadow() -> None:
     with pytest.raises(ConfigError, match="layer 2 of this model, which reads the keys of layer 1"):
         stored_groups(group_layers({0: SLIDING, 1: WIDE}, {2: 1}), "shadow", P)
 

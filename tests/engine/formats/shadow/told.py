@@ -15,7 +15,7 @@ from kvchat.engine.engine import Engine
 from tests.engine.namespaced import ask, name
 from tests.engine.tiny_models import RecordingRunner, finish, open_recorded, token_ids
 
-PROMPT, ANSWER, FOLLOW, SECOND = 139, 9, 34, 3
+PROMPT, ANSWER, FOLLOW, SECOND = 139, 5, 34, 2
 FORMAT = "shadow:64:forced"
 
 

@@ -1,20 +1,18 @@
 """Damage, crashes and full disks cost time; they never change what a block holds."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from random import Random
 
 import pytest
 
 from kvchat.engine.api.ids import u32le
 from kvchat.engine.memory.disk.quarantine import MAX_QUARANTINED
 from kvchat.engine.memory.disk.store import DiskStore
-from kvchat.errors import BlockDamaged, BlockMissing, StorageError
+from kvchat.errors import BlockDamaged, BlockMissing
 from tests.damage import flipped
 from tests.engine.memory.chains import (
     BLOCK_SIZE,
@@ -23,17 +21,14 @@ from tests.engine.memory.chains import (
     OTHER_FINGERPRINT,
     SLIDING,
     Block,
-    block_behind,
     chain,
     check_totals,
     open_store,
     path_of,
-    payload_of,
     put_blocks,
     read,
     write_all,
 )
-from tests.engine.memory.disk.test_pinned_on_full_disk import no_file_longer_than
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.pure
@@ -182,52 +177,6 @@ write_all(store, chain([1, 2, 3, 4]))
     other = open_store(tmp_path)
     other.rebuild()
     assert of_living.exists()
-
-
-def test_a_full_disk_is_an_error_that_leaves_nothing_behind(tmp_path: Path, store: DiskStore) -> None:
-    """Trap 25. A limit on the size of files stands in for the end of the disk; the kernel refuses alike."""
-    first, second = chain(list(range(8)))
-    write_all(store, [first])
-    with no_file_longer_than(700), pytest.raises(StorageError, match="space"):
-        store.write([(second.header, second.payload)])
-    assert not store.has(second.key, FULL)
-    write_all(store, [second])
-    assert [read(store, block) for block in (first, second)] == [first.payload, second.payload]
-    assert not list(tmp_path.rglob("*.tmp"))
-
-
-def test_a_writer_killed_at_any_moment_leaves_only_whole_blocks(tmp_path: Path) -> None:
-    """Traps 24 and 25: SIGKILL in the middle of writing, many times over."""
-    script = """
-import sys
-from pathlib import Path
-from tests.engine.memory.chains import *
-store = open_store(Path(sys.argv[1]))
-for block in chain(list(range(4000)), namespace=sys.argv[2]):
-    store.write([(block.header, block.payload)])
-    print("written", flush=True)
-"""
-    random = Random(0)
-    for attempt in range(5):
-        writer = subprocess.Popen(
-            [sys.executable, "-c", script, str(tmp_path), str(attempt)], cwd=ROOT, stdout=subprocess.PIPE
-        )
-        assert writer.stdout is not None
-        for _ in range(random.randrange(1, 30)):
-            writer.stdout.readline()
-        time.sleep(random.uniform(0, 0.01))
-        writer.send_signal(signal.SIGKILL)
-        writer.wait()
-        writer.stdout.close()
-
-    store = open_store(tmp_path)
-    indexed = store._index.blocks()
-    for block in indexed:
-        (group,) = block.groups
-        assert read(store, block_behind(block.parent, list(block.token_ids), group)) == payload_of(block.key)
-    files = list((tmp_path / "blocks").rglob("*.*"))
-    assert len(files) == len(indexed) >= 5
-    assert all(re.fullmatch(r"[0-9a-f]{64}\.0\.safetensors", path.name) for path in files)
 
 
 @pytest.mark.parametrize("limit_bytes", [None, 9000])

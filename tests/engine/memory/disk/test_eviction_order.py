@@ -58,25 +58,6 @@ def test_what_comes_back_soon_after_it_went_is_not_flushed_again(make_disk: Make
     assert disk.found(hot) == 5
 
 
-@BOTH
-def test_what_is_kept_stays_whatever_is_used_again_and_goes_once_nobody_keeps_it(
-    make_disk: MakeDisk, eviction: Eviction
-) -> None:
-    disk = make_disk(10, eviction)
-    kept, hot = conversation(1, 3), conversation(2, 4)
-    disk.request(kept)
-    disk.keep(kept)
-    for _ in range(3):
-        disk.request(hot)
-    disk.request(conversation(77, 100))
-    assert disk.found(kept) == 3
-    assert disk.store.total_usage().num_bytes <= 10 * disk.bytes_each
-    disk.keep([])
-    for _ in range(2):
-        disk.request(conversation(3, 10))
-    assert disk.found(kept) < 3
-
-
 def test_an_unused_pack_keeps_no_new_conversation_from_a_disk_of_what_is_used_again(
     make_disk: MakeDisk,
 ) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from kvchat.engine.memory.disk.store import DiskStore
-from kvchat.errors import BlockMissing
 from tests.engine.memory.chains import (
     FULL,
     SLIDING,
@@ -19,20 +18,6 @@ from tests.engine.memory.chains import (
 )
 
 pytestmark = pytest.mark.pure
-
-
-def test_a_row_without_a_file_is_a_miss_and_goes(tmp_path: Path, store: DiskStore) -> None:
-    """Trap 22: announced by the index, gone at load."""
-    (block,) = chain([1, 2, 3, 4])
-    write_all(store, [block])
-    path_of(tmp_path, block).unlink()
-    assert not store.has(block.key, FULL)
-    assert store.has_all([block.key], FULL) == [False]
-    with pytest.raises(BlockMissing):
-        read(store, block)
-    assert store.children(block.header.parent) == ()
-    assert store.usage().num_bytes == 0
-    assert store.write([(block.header, block.payload)])
 
 
 @pytest.mark.parametrize("left", [None, b"", b"no database", b"SQLite format 3\x00" + b"\xff" * 4096])

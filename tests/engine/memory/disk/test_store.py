@@ -31,14 +31,6 @@ from tests.hand_clock import HandClock
 pytestmark = pytest.mark.pure
 
 
-def test_a_block_reads_back_as_it_was_written_also_in_a_later_process(tmp_path: Path) -> None:
-    blocks = chain(list(range(10)))
-    put_blocks(tmp_path, blocks)
-    with closing(open_store(tmp_path)) as store:
-        assert store.has_all([block.key for block in blocks], FULL) == [True] * 3
-        assert [read(store, block) for block in blocks] == [block.payload for block in blocks]
-
-
 def test_the_safetensors_library_reads_the_files(tmp_path: Path, store: DiskStore) -> None:
     (block,) = chain([1, 2, 3, 4])
     write_all(store, [block])

@@ -1,23 +1,17 @@
 """A disk that refuses is told and costs time; what is new is saved, without a disk tier nothing is."""
 
 import os
-from contextlib import closing
 from pathlib import Path
-from time import monotonic
 
 import pytest
 
 from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 from kvchat.engine.models.checkpoints.prepared import PREPARED_DIR
-from kvchat.engine.tiering.save_policy import TAIL_INTERVAL_S
 from tests.engine.conftest import OpenEngine, TinyModels
 from tests.engine.tiny_models import answer, reference, token_ids
 from tests.patience import wait_until
 
 pytestmark = pytest.mark.cpu
-
-LONG = 1024
 
 
 def test_a_cache_directory_that_cannot_be_used_costs_the_disk_tier_and_no_answer(
@@ -74,28 +68,6 @@ def test_weights_that_leave_blocks_no_room_are_told(
     assert "give more with --kv-disk-bytes" in problem
 
 
-def test_a_finished_turn_of_a_long_session_writes_its_new_blocks_and_its_tail(
-    tiny: TinyModels, tmp_path: Path, open_engine: OpenEngine
-) -> None:
-    """What is counted as written is what went through the seam; see the accounts of the disk tier."""
-    model_dir = tiny("llama", max_position_embeddings=2 * LONG)
-    first = open_engine(model_dir, cache_dir=tmp_path, block_size=64)
-    text = token_ids(LONG)
-    text += answer(first, text, 2).token_ids
-    first.close()
-    before = _written(tmp_path)
-    file_bytes = max(path.stat().st_size for path in tmp_path.rglob("*.safetensors"))
-    start_s = monotonic()
-    second = open_engine(model_dir, cache_dir=tmp_path, block_size=64)
-    prompt = text + token_ids(70, seed=2)
-    result = answer(second, prompt, 4)
-    second.close()
-    assert result.usage.cached_tokens == len(text) - 1
-    num_new = (len(prompt) + 4) // 64 - len(text) // 64
-    num_tails = 1 + int((monotonic() - start_s) / TAIL_INTERVAL_S)
-    assert 0 < _written(tmp_path) - before <= (num_new + num_tails) * file_bytes
-
-
 def test_without_a_disk_tier_no_file_is_touched(
     tiny: TinyModels, tmp_path: Path, open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,8 +91,3 @@ def _wait_until(engine, *, is_refused: bool) -> None:
         return (engine.snapshot().problem is not None) == is_refused
 
     wait_until(is_told)
-
-
-def _written(cache_dir: Path) -> int:
-    with closing(CacheAdmin(cache_dir)) as admin:
-        return admin.written().total

@@ -1,7 +1,9 @@
 """GGUF files become checkpoints that compute what their numbers say."""
 
+from collections.abc import Collection, Iterator, Sequence
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,11 +36,18 @@ def small_models(request: pytest.FixtureRequest) -> TinyModels:
     return found
 
 
+def some(kinds: Collection[str], forms: Sequence[Kind]) -> Iterator[Any]:
+    """Return each kind in each form; by default in one of them, another one for the next kind."""
+    for (number, kind), (place, form) in product(enumerate(kinds), enumerate(forms)):
+        is_chosen = place == number % len(forms)
+        yield pytest.param(kind, form, marks=() if is_chosen else pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     ("kind", "quantized"),
     [
-        *product(ATTENTION, [Kind.Q8_0, Kind.Q4_0, Kind.F16, Kind.F32]),
-        *product(gguf_recurrent.KINDS, [Kind.Q8_0, Kind.F16]),
+        *some(ATTENTION, [Kind.Q8_0, Kind.Q4_0, Kind.F16, Kind.F32]),
+        *some(gguf_recurrent.KINDS, [Kind.Q8_0, Kind.F16]),
     ],
     ids=lambda value: getattr(value, "name", value),
 )
