@@ -9,7 +9,6 @@ from typing import Annotated, ClassVar
 from kvchat.app.config import Settings
 from kvchat.app.open_store import open_store
 from kvchat.app.retention.block_owners import evicted, holders
-from kvchat.app.retention.partly_stored_sessions import too_long, too_long_lines
 from kvchat.cli.commands.cache.server_cache import server_state
 from kvchat.cli.output.streams import Output, as_json, tell_path, written_as_json
 from kvchat.cli.parser.options import ListOptions, RemoteKeyFile, RemoteUrl
@@ -87,10 +86,10 @@ def cache_status(options: StatusOptions) -> None:
     settings = options.settings()
     output = Output()
     state = disk_state(settings.paths.cache_dir, settings.engine.encryptor)
-    server, long = server_state(settings.remote), too_long(settings)
+    server = server_state(settings.remote)
     if as_json(options):
-        values = _status_values(settings, state) | {"too_long": list(map(asdict, long))}
-        output.json(values | {"server": None if server is None else server.values()})
+        told = {"server": None if server is None else server.values()}
+        output.json(_status_values(settings, state) | told)
         return
     total = "unknown" if state.num_bytes is None else bytes_text(state.num_bytes)
     output.line(f"disk  {total}{_of(settings.engine.disk_bytes)} in {settings.paths.cache_dir}")
@@ -103,8 +102,6 @@ def cache_status(options: StatusOptions) -> None:
         output.line(f"written  {today}{_of(settings.engine.disk_daily_bytes)} today, {ever} in all")
     if state.problem is not None:
         output.line(f"problem  {state.problem}")
-    for line in too_long_lines(long, settings):
-        output.line(line)
     output.line("device and host memory are used only while a model is loaded")
     for line in () if server is None else server.lines():
         output.line(line)
