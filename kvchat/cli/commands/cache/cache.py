@@ -1,25 +1,27 @@
-"""`kvchat cache`: what the blocks on disk amount to. Loads no model."""
+"""`kvchat cache`: what the blocks on disk, and those of a server, amount to. Loads no model."""
 
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from shutil import disk_usage
 from typing import Annotated, ClassVar
 
-from kvchat.app.config import Settings
+from kvchat.app.config import RemoteSettings, Settings
 from kvchat.app.open_store import open_store
 from kvchat.app.retention.block_owners import evicted, holders
-from kvchat.cli.commands.cache.server_cache import server_state
 from kvchat.cli.output.streams import Output, as_json, tell_path, written_as_json
 from kvchat.cli.parser.options import ListOptions, RemoteKeyFile, RemoteUrl
 from kvchat.cli.parser.shell_completion import complete_session
 from kvchat.cli.parser.typer_parameters import Argument, Option, option_class
+from kvchat.engine.api.server_cache import ServerCache
 from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 from kvchat.engine.memory.disk.index import DiskUsage, WrittenBytes
 from kvchat.engine.models.checkpoints.prepared import PREPARED_DIR, prepared_bytes
-from kvchat.errors import StorageError, UsageError
+from kvchat.errors import RemoteError, StorageError, UsageError
 from kvchat.platform.encryptor import Encryptor
 from kvchat.platform.parsing import parse_size
+from kvchat.text.cache_usage import request_words, reuse_words, share_words
 from kvchat.text.figures import bytes_text, plural
 from kvchat.text.fit_text import one_line
 
@@ -66,6 +68,7 @@ class EvictOptions(ListOptions):
 _SHORT_FINGERPRINT = 12
 _LITTLE_BYTES = 64 * 2**20
 """Less free space than this is told: a block of a large model takes some megabytes."""
+_UNTOLD = "its /metrics tell nothing of one; vLLM, SGLang, llama.cpp and `kvchat serve` report theirs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,12 +84,35 @@ class DiskState:
         return None if self.usages is None else sum(usage.num_bytes for usage in self.usages.values())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ServerState:
+    """A server. `cache`: None where it reports nothing; `problem`: why not."""
+
+    url: str
+    cache: ServerCache | None
+    problem: str | None
+
+    def values(self) -> dict[str, object]:
+        reported = asdict(self.cache or ServerCache())
+        return {"url": self.url, "problem": self.problem} | reported
+
+    def lines(self) -> Iterator[str]:
+        yield f"server  {self.url}"
+        if self.cache is None:
+            yield f"  its cache is unknown: {self.problem}"
+            return
+        yield f"  device    {share_words(self.cache.usage)}"
+        yield f"  host      {share_words(self.cache.host_usage)}"
+        yield f"  reused    {reuse_words(self.cache)}"
+        yield f"  requests  {request_words(self.cache)}"
+
+
 def cache_status(options: StatusOptions) -> None:
     """Say what is kept on disk, by model, and what a server reports of its cache where one answers."""
     settings = options.settings()
     output = Output()
     state = disk_state(settings.paths.cache_dir, settings.engine.encryptor)
-    server = server_state(settings.remote)
+    server = _server_state(settings.remote)
     if as_json(options):
         told = {"server": None if server is None else server.values()}
         output.json(_status_values(settings, state) | told)
@@ -168,6 +194,26 @@ def _space_problem(cache_dir: Path) -> str | None:
     if free_bytes >= _LITTLE_BYTES:
         return None
     return f"only {bytes_text(free_bytes)} are free on the disk of {cache_dir}: free some space"
+
+
+def _server_state(remote: RemoteSettings) -> _ServerState | None:
+    """Ask the server, if one answers; it is given up after 15 seconds.
+
+    Raises:
+        UsageError, ConfigError: the address or the key's file is none.
+    """
+    if remote.url is None:
+        return None
+    from kvchat.remote.endpoint import RemoteServer, client_key
+    from kvchat.remote.metrics import served_cache
+
+    endpoint = RemoteServer(remote.url, None if remote.key_file is None else client_key(remote.key_file))
+    try:
+        cache = served_cache(endpoint.metrics())
+    except RemoteError as error:
+        return _ServerState(url=endpoint.url, cache=None, problem=str(error))
+    problem = None if cache is not None else _UNTOLD
+    return _ServerState(url=endpoint.url, cache=cache, problem=problem)
 
 
 def _of(limit: int | None) -> str:
