@@ -106,7 +106,7 @@ TALKING = (
     ),
     _command(
         "doctor",
-        "doctor.doctor:doctor",
+        "doctor:doctor",
         "Check the installation, and say what to do.",
         "kvchat doctor --no-model",
     ),
