@@ -35,8 +35,6 @@ from kvchat.session.unsent_drafts import DraftStore
 
 @option_class
 class EncryptOptions(ListOptions):
-    """Options of choosing what opens the conversations."""
-
     keyring: Annotated[
         bool, Option("--keyring", help="Keep the key in the system's keyring; no passphrase.")
     ] = False

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 @option_class
 class ResumeOptions(TalkOptions):
-    """Options of the terminal interface."""
-
     session: SessionWords = None
     named: NamedSession = None
     continue_last: LastSession = False

@@ -28,8 +28,6 @@ from kvchat.text.fit_text import one_line
 
 @option_class
 class StatusOptions(ListOptions):
-    """Options of saying what a cache amounts to; a server has one too."""
-
     is_talk: ClassVar[bool] = True
     remote: RemoteUrl = None
     remote_key_file: RemoteKeyFile = None
@@ -37,8 +35,6 @@ class StatusOptions(ListOptions):
 
 @option_class
 class EvictOptions(ListOptions):
-    """Options of removing blocks from the disk."""
-
     sessions: Annotated[
         list[str] | None,
         Argument(

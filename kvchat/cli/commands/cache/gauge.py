@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
 @option_class
 class GaugeOptions(ListOptions):
-    """Options of measuring what cache formats lose."""
-
     session: Annotated[
         str | None,
         Argument(

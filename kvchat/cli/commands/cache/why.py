@@ -19,8 +19,6 @@ from kvchat.text.cache_miss import why_words
 
 @option_class
 class WhyOptions(SessionOptions):
-    """Options of explaining an answer."""
-
     number: Annotated[int, Argument(help="Answers from the end.", metavar="[N]", min=1)] = 1
     branch: Annotated[
         str | None, Option(help="Of this branch; else of the one used last.", metavar="NAME")

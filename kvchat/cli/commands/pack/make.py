@@ -36,8 +36,6 @@ from kvchat.text.fit_text import one_line
 
 @option_class
 class MakeOptions(EngineOptions):
-    """Options of making a pack."""
-
     name: Annotated[str, Argument(help="Name of the pack.", metavar="NAME")]
     file: Files = None
     json: Json = False

@@ -20,8 +20,6 @@ from kvchat.text.fit_text import one_line
 
 @option_class
 class PackOptions(ListOptions):
-    """Options of commands about one pack."""
-
     name: Annotated[str, Argument(help="Its name.", metavar="NAME", autocompletion=complete_pack)]
 
 

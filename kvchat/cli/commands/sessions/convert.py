@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 @option_class
 class ConvertOptions(SessionOptions):
-    """Options of storing a session's KV in another format."""
-
     cache_format: Annotated[
         str,
         Argument(help="fp8, int8, int4, int2, k=int8,v=int4 …, or exact.", metavar="FORMAT"),

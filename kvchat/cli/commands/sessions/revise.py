@@ -28,8 +28,6 @@ from kvchat.text.revision import drop_words, excerpt, undo_words
 
 @option_class
 class ForkOptions(SessionOptions):
-    """Options of beginning a branch."""
-
     name: Annotated[
         str, Argument(help="Its name; else a free one.", metavar="[NAME]", show_default=False)
     ] = ""
@@ -43,8 +41,6 @@ class ForkOptions(SessionOptions):
 
 @option_class
 class ReviseOptions(EngineOptions):
-    """Options of taking messages back and of leaving them out."""
-
     session: SessionWord
     number: Annotated[int, Argument(help="Messages from the end.", metavar="[N]", min=1)] = 1
     yes: Yes = False

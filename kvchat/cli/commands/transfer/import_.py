@@ -35,8 +35,6 @@ from kvchat.text.fit_text import one_line
 
 @option_class
 class ImportOptions(ListOptions):
-    """Options of reading bundles."""
-
     files: Annotated[
         list[Path],
         Argument(help="Bundles, ChatGPT's conversations.json, or `llm logs --json`.", metavar="FILE..."),
