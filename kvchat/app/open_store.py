@@ -45,9 +45,9 @@ def last_used(store: SessionStore) -> SessionId:
     return summaries[0].session.id
 
 
-def short_id(session_id: str, all_ids: Iterable[str]) -> str:
-    """Return the shortest start of an id, of four characters or more, that no other id has."""
-    return short_ids({session_id, *all_ids})[session_id]
+def short_id(store: SessionStore, session_id: str) -> str:
+    """Return the shortest start of a session's id, of four characters or more, that no other one has."""
+    return short_ids([session_id, *(one.session.id for one in store.list_sessions())])[session_id]
 
 
 def short_ids(all_ids: Iterable[str]) -> dict[str, str]:

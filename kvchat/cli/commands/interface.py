@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 from kvchat.app.composition import Kvchat, opened
 from kvchat.app.engine_swap import EngineSwap
-from kvchat.app.open_store import last_used, short_id
+from kvchat.app.open_store import last_used, short_ids
 from kvchat.cli.commands.ask.pack_use import (
     begun_with,
     chosen_pack,
@@ -136,9 +136,9 @@ def _tell_how_to_resume(kvchat: Kvchat, session_id: SessionId | None) -> None:
     if sys.stdout is None or not sys.stdout.isatty():
         return
     with suppress(KvchatError):
-        ids = [summary.session.id for summary in kvchat.store.list_sessions()]
-        if session_id in ids:
-            print(f"resume with: kvchat {short_id(session_id, ids)}")
+        names = short_ids(summary.session.id for summary in kvchat.store.list_sessions())
+        if session_id in names:
+            print(f"resume with: kvchat {names[session_id]}")
 
 
 def _session_id(kvchat: Kvchat, options: ResumeOptions) -> SessionId | None:

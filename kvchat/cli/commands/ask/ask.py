@@ -212,8 +212,7 @@ class _Question:
         self._tell_problem()
         chat.close(conversation)
         if not self._options.temp:
-            ids = [summary.session.id for summary in store.list_sessions()]
-            self._status.note(f"resume with: kvchat {short_id(conversation.session.id, ids)}")
+            self._status.note(f"resume with: kvchat {short_id(store, conversation.session.id)}")
         return code
 
     def _load(self, reference: SessionId | None) -> Chat:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated
 
 from kvchat.app.config import Settings
-from kvchat.app.open_store import open_store, short_id
+from kvchat.app.open_store import open_store, short_ids
 from kvchat.app.retention.open_block_store import open_block_store
 from kvchat.cli.commands.transfer.bundle_compatibility import Agreement, agree
 from kvchat.cli.output.streams import Output, Status, written_as_json
@@ -106,12 +106,13 @@ def import_sessions(options: ImportOptions) -> None:
             except StorageError as error:
                 before = f"; {plural(len(imported), 'conversation')} before it came in" if imported else ""
                 raise StorageError(f"{path} was not imported: {error}{before}") from error
-        ids = [summary.session.id for summary in store.list_sessions()]
+        known = [summary.session for summary in store.list_sessions()]
+        names = short_ids(session.id for session in (*known, *(one.session for one in imported)))
     status.clear()
     if written_as_json(options, Output(), map(_values, imported)):
         return
     for one in imported:
-        _tell(status, one, short_id(one.session.id, ids))
+        _tell(status, one, names[one.session.id])
 
 
 def _read(path: Path, settings: Settings, model: str | None, status: Status) -> Source:
