@@ -220,11 +220,9 @@ class SessionService(SessionStore):
     def _add(self, found: References, session_id: SessionId, turns: Sequence[Turn], block_size: int) -> None:
         # Imported by whoever removes: a list of sessions is to be there at once.
         from kvchat.app.retention.view_blocks import add_view_turns
-        from kvchat.engine.memory.disk.pinned_blocks import used_views
 
         add_turns(found, self, session_id, turns, block_size)
-        if views := used_views(self._cache_dir):
-            add_view_turns(found, self.session(session_id), turns, block_size, views)
+        add_view_turns(found, self.session(session_id), turns, block_size, self._cache_dir)
 
     def _keep_rest(self, session_id: SessionId) -> None:
         """Keep of a pinned session what it has now."""

@@ -156,7 +156,7 @@ def _scope(
     looked_at = {block.key for path in paths for block in path.blocks}
     seen = References()
     for session, turns in sessions:
-        add_view_turns(seen, session, turns, block_store.block_size, used_views(settings.paths.cache_dir))
+        add_view_turns(seen, session, turns, block_store.block_size, settings.paths.cache_dir)
     unseen = {key for key in seen.keys - looked_at if block_store.groups_of(key)}
     for parent in seen.runs:
         for key, ids in block_store.tails_behind(parent):
