@@ -99,16 +99,12 @@ def verify_session(options: VerifySessionOptions) -> int | None:
         session = store.find(options.session)
         _refuse_converted(session)
         model = options.model or session.model or settings.model
-        with _verifier(with_adapter(settings, session), model, status) as (
-            verifier,
-            block_store,
-            fingerprint,
-        ):
+        with _verifier(with_adapter(settings, session), model, status) as (verifier, block_store):
             turns = store.all_turns(session.id)
-            paths = _session_paths(block_store, turns, session.namespace, fingerprint)
+            paths = _session_paths(block_store, turns, session.namespace)
             scope = _scope(settings, block_store, [(session, turns)], paths)
             if not scope.num_blocks:
-                _refuse_foreign(settings, turns, fingerprint)
+                _refuse_foreign(settings, turns, block_store.fingerprint)
             _check(verifier, paths, options, status)
             found = verifier.findings
             verification = _verification(found, scope, is_all=options.all)
@@ -127,18 +123,18 @@ def verify_cache(options: VerifyOptions) -> int | None:
     settings, status = options.settings(), Status(quiet=options.quiet)
     with (
         closing(open_store(settings)) as store,
-        _verifier(settings, options.model or settings.model, status) as (verifier, block_store, fingerprint),
+        _verifier(settings, options.model or settings.model, status) as (verifier, block_store),
     ):
         paths: list[_Path] = []
         sessions: list[tuple[Session, Sequence[Turn]]] = []
         num_converted = 0
         for summary in store.list_sessions():
             if origin := origin_of(summary.session.namespace):
-                num_converted += origin.fingerprint == fingerprint.hex()
+                num_converted += origin.fingerprint == block_store.fingerprint.hex()
                 continue
             session, turns = summary.session, store.all_turns(summary.session.id)
             sessions.append((session, turns))
-            paths += _session_paths(block_store, turns, session.namespace, fingerprint)
+            paths += _session_paths(block_store, turns, session.namespace)
         scope = _scope(settings, block_store, sessions, paths)
         scope = replace(scope, num_damaged=_read_all(block_store, paths, status), num_converted=num_converted)
         readable = [_still_stored(path, block_store) for path in paths] if scope.num_damaged else paths
@@ -187,7 +183,7 @@ def _read_all(block_store: OfflineBlockStore, paths: Sequence[_Path], status: St
 @contextmanager
 def _verifier(
     settings: Settings, model: str, status: Status
-) -> "Iterator[tuple[Verifier, OfflineBlockStore, bytes]]":
+) -> "Iterator[tuple[Verifier, OfflineBlockStore]]":
     """Load a model without tiers of its own, and open what is stored for it.
 
     A view shares the names of the exact format, and what is computed over it never has them.
@@ -208,17 +204,12 @@ def _verifier(
         closing(open_block_store(settings, fingerprint, parts.pool.layouts())) as block_store,
     ):
         status.clear()
-        yield (
-            Verifier(Recompute(parts, config.max_batch_tokens), parts.manager.groups, block_store),
-            block_store,
-            fingerprint,
-        )
+        recompute = Recompute(parts, config.max_batch_tokens)
+        yield Verifier(recompute, parts.manager.groups, block_store), block_store
 
 
-def _session_paths(
-    block_store: OfflineBlockStore, turns: Sequence[Turn], namespace: str, fingerprint: bytes
-) -> list[_Path]:
-    root, native = root_key(fingerprint, namespace), root_key(fingerprint)
+def _session_paths(block_store: OfflineBlockStore, turns: Sequence[Turn], namespace: str) -> list[_Path]:
+    root, native = root_key(block_store.fingerprint, namespace), root_key(block_store.fingerprint)
     return [_Path(path, tuple(blocks_on(block_store, path, root, native))) for path in leaf_paths(turns)]
 
 
