@@ -8,7 +8,7 @@ counted and not looked at: only exact blocks have the names that are verified he
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from random import Random
+from random import sample
 from time import time
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,7 +54,6 @@ class VerifyOptions(ListOptions):
     sample: Annotated[int | None, Option(help="Recompute N blocks (8 by default).", metavar="N", min=1)] = (
         None
     )
-    seed: Annotated[str | None, Option(help="Choose the same blocks again.", metavar="TEXT")] = None
     device: Device = None
     dtype: Dtype = None
     weights: Weights = None
@@ -220,15 +219,15 @@ def _check(verifier: "Verifier", paths: Sequence[_Path], options: VerifyOptions,
             for _ in verifier.check_path(path.token_ids, path.blocks):
                 status.show(f"verifying · {verifier.findings.num_blocks} of {len(keys)} blocks …")
         return
-    chosen = _sample(paths, options.sample or DEFAULT_SAMPLE, options.seed)
+    chosen = _sample(paths, options.sample or DEFAULT_SAMPLE)
     for number, (path, block) in enumerate(chosen):
         status.show(f"verifying · {number} of {len(chosen)} blocks …")
         verifier.check_block(path.token_ids, path.blocks, block)
 
 
-def _sample(paths: Sequence[_Path], num_blocks: int, seed: str | None) -> list[tuple[_Path, PathBlock]]:
+def _sample(paths: Sequence[_Path], num_blocks: int) -> list[tuple[_Path, PathBlock]]:
     found = {block.key: (path, block) for path in paths for block in path.blocks}
-    chosen = Random(seed).sample(list(found.values()), min(num_blocks, len(found)))
+    chosen = sample(list(found.values()), min(num_blocks, len(found)))
     # Earlier blocks first: what is set aside must not be the past that later ones are held to.
     return sorted(chosen, key=lambda one: one[1].number)
 
