@@ -1,10 +1,10 @@
-"""Interface services of a local engine: files, settings, models, and restarting the engine."""
+"""Interface services: files, settings, models, and restarting the engine."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from kvchat.app.active_settings import ActiveSettings, engine_values
 from kvchat.app.composition import Kvchat
@@ -21,7 +21,7 @@ from kvchat.engine.api.engine_phase import EnginePhase
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.models.locate import Progress, lasting_name
-from kvchat.errors import EngineFailed, FileTaken, ModelError, UsageError
+from kvchat.errors import EngineFailed, FileTaken, ModelError, ModelNotFound, UsageError
 from kvchat.session.tree import SessionId
 from kvchat.text.figures import bytes_text
 from kvchat.text.shadow import is_shadow, require_exact_blocks, shadow_cost
@@ -29,6 +29,7 @@ from kvchat.text.shadow import is_shadow, require_exact_blocks, shadow_cost
 if TYPE_CHECKING:
     from kvchat.app.retention.stored_kv_counts import StoredKv
     from kvchat.chat.service import Chat
+    from kvchat.remote.chat_service import RemoteChat
 
 
 class InterfaceHost:
@@ -281,6 +282,48 @@ class InterfaceHost:
         plan = self._kvchat.store.removal_of(session_id, branch)
         freed = expected_words(lambda: self._kvchat.store.would_remove_branch(plan), OTHERS)
         return f"{branch_words(plan)}.\n{freed}"
+
+
+class RemoteHost(InterfaceHost):
+    """The same while a server computes: knows the server's models in place of those that are here."""
+
+    @property
+    def _remote(self) -> "RemoteChat":
+        return cast("RemoteChat", self._chat)
+
+    def begin(self) -> None:
+        """Begin to ask the server what its cache holds."""
+        self._remote.engine.watch_cache()
+
+    def models(self) -> Sequence[ModelEntry]:
+        chat = self._remote
+        return [
+            ModelEntry(name=name, summary=f"at {chat.endpoint.name}", is_current=name == chat.model)
+            for name in chat.endpoint.models()
+        ]
+
+    def fetch(self, model: str, progress: Progress) -> None:
+        """Do nothing: the model is on the server."""
+
+    def check_model(self, model: str) -> None:
+        if model not in self._remote.endpoint.models():
+            raise ModelNotFound(f"{self._remote.endpoint.name} has no model {model!r}; /model lists its own")
+
+    def gauge(self, session_id: str, branch: str, cache_format: str) -> Gauged:
+        raise UsageError("the cache is the server's; measure with a model that runs here")
+
+    def format_cost(self, session_id: str, cache_format: str) -> str:
+        raise UsageError("the cache is the server's; choose a format with a model that runs here")
+
+    def reload(self, model: str | None = None) -> None:
+        """Go on with another model of the server.
+
+        Raises:
+            UsageError: none was named: there is nothing to load here.
+        """
+        if model is None:
+            raise UsageError("the model runs on the server; there is nothing to load again here")
+        self._remote.use_model(model)
 
 
 def _meant(destination: str) -> tuple[Path | None, Format]:

@@ -89,13 +89,10 @@ def resume(options: ResumeOptions) -> int:
         from kvchat.ui.app import KvchatApp
 
         def make() -> "InterfaceHost":
-            if is_remote:
-                from kvchat.app.remote_host import RemoteHost
+            from kvchat.app.interface_host import InterfaceHost, RemoteHost
 
-                return RemoteHost(settings, kvchat, chat, engine, options.config, flags)
-            from kvchat.app.interface_host import InterfaceHost
-
-            return InterfaceHost(settings, kvchat, chat, engine, options.config, flags)
+            kind = RemoteHost if is_remote else InterfaceHost
+            return kind(settings, kvchat, chat, engine, options.config, flags)
 
         host = LazyHost(settings, make)
 
