@@ -2,10 +2,10 @@
 
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvchat.app.config import Settings
+from kvchat.app.model_location import with_adapter
 from kvchat.errors import PackMismatch, UsageError
 from kvchat.session.packs import Pack, PackStore
 from kvchat.session.tree import Session
@@ -36,10 +36,7 @@ def chosen_pack(name: str | None, system: str | None, settings: Settings) -> Pac
 
 def begun_with(pack: Pack, settings: Settings) -> Settings:
     """Return the settings of a new conversation that begins with a pack: its text and its adapter."""
-    engine = settings.engine
-    if engine.adapter is None and pack.adapter:
-        engine = replace(engine, adapter=Path(pack.adapter))
-    return replace(settings, system=pack.text, engine=engine)
+    return replace(with_adapter(settings, pack.adapter), system=pack.text)
 
 
 def refuse_other_beginning(pack: Pack, session: Session) -> None:

@@ -108,7 +108,7 @@ def _replay_session(options: GaugeOptions, reference: str) -> None:
     if not token_ids:
         raise UsageError("the tokens of this conversation are not known; send a message, then measure again")
     wanted = answer_positions(turns)[-options.last :]
-    settings = with_adapter(settings, session)
+    settings = with_adapter(settings, session.adapter)
     model = options.model or session.model or settings.model
     loaded, name = _load(settings, model, status)
     from kvchat.engine.quality.gauge import Text

@@ -68,7 +68,9 @@ def convert_session(options: ConvertOptions) -> int | None:
     wanted = canonical_cache_format(options.cache_format)
     with closing(open_store(settings)) as store:
         session = store.find(options.session)
-        work = _Work(with_adapter(settings, session), store, session, tuple(store.all_turns(session.id)))
+        work = _Work(
+            with_adapter(settings, session.adapter), store, session, tuple(store.all_turns(session.id))
+        )
         if wanted == EXACT:
             _back(options, work, status)
             return None

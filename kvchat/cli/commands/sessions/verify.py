@@ -98,7 +98,7 @@ def verify_session(options: VerifySessionOptions) -> int | None:
         session = store.find(options.session)
         _refuse_converted(session)
         model = options.model or session.model or settings.model
-        with _verifier(with_adapter(settings, session), model, status) as (verifier, block_store):
+        with _verifier(with_adapter(settings, session.adapter), model, status) as (verifier, block_store):
             turns = store.all_turns(session.id)
             paths = _session_paths(block_store, turns, session.namespace)
             scope = _scope(settings, block_store, [(session, turns)], paths)
