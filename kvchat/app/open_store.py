@@ -1,4 +1,4 @@
-"""Stored sessions as they are opened, and the short ids by which people name them."""
+"""Stored sessions and blocks as they are opened, and the short ids by which people name sessions."""
 
 from collections.abc import Iterable
 from itertools import pairwise, starmap
@@ -11,6 +11,7 @@ from kvchat.session.tree import SessionId, num_common
 
 if TYPE_CHECKING:
     from kvchat.app.retention.session_removal import SessionService
+    from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 
 _MIN_PREFIX = 4
 
@@ -31,6 +32,13 @@ def open_store(settings: Settings) -> "SessionService":
         limit_bytes=settings.engine.disk_bytes,
         block_size=settings.engine.block_size,
     )
+
+
+def open_cache(settings: Settings) -> "CacheAdmin":
+    """Open the blocks on disk, of whatever model; the directory is made if there is none."""
+    from kvchat.engine.memory.disk.cache_admin import CacheAdmin
+
+    return CacheAdmin(settings.paths.cache_dir, encryptor=settings.engine.encryptor)
 
 
 def last_used(store: SessionStore) -> SessionId:

@@ -6,8 +6,8 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from kvchat.app.config import Settings
+from kvchat.app.open_store import open_cache
 from kvchat.app.retention.session_removal import SessionService, by_size, is_referenced
-from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 from kvchat.engine.memory.disk.index import DiskUsage, IndexedBlock
 from kvchat.session.packs import PackStore
 
@@ -30,7 +30,7 @@ def holders(store: SessionService, settings: Settings) -> list[BlockOwner]:
     """Return everybody who has blocks, most bytes first. Looks at every block."""
     if not settings.paths.cache_dir.is_dir():
         return []
-    with closing(CacheAdmin(settings.paths.cache_dir, encryptor=settings.engine.encryptor)) as admin:
+    with closing(open_cache(settings)) as admin:
         blocks = admin.blocks()
     sizes = {block.block_size for block in blocks}
     held: dict[tuple[str, str, str], list[IndexedBlock]] = {}
@@ -72,7 +72,7 @@ def evicted(
     chosen = {store.find(name).id for name in sessions}
     if not settings.paths.cache_dir.is_dir():
         return DiskUsage(num_blocks=0, num_tails=0, num_bytes=0)
-    with closing(CacheAdmin(settings.paths.cache_dir, encryptor=settings.engine.encryptor)) as admin:
+    with closing(open_cache(settings)) as admin:
         if to_bytes is not None:
             return admin.shrink(to_bytes)
         blocks = admin.blocks()

@@ -8,11 +8,10 @@ from typing import Protocol
 from kvchat.app.config import Settings
 from kvchat.app.conversion.child_process import convert_words
 from kvchat.app.conversion.format_downgrade import wanted_formats, way_back
-from kvchat.app.open_store import open_store
+from kvchat.app.open_store import open_cache, open_store
 from kvchat.app.retention.block_owners import BlockOwner, holders
 from kvchat.app.retention.session_removal import SessionService
 from kvchat.app.unlock import opens_unasked
-from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 from kvchat.engine.models.checkpoints.prepared import blocks_limit
 from kvchat.errors import EngineFailed, KvchatError
 from kvchat.session.tree import SessionId
@@ -141,5 +140,5 @@ def _unused(settings: Settings, store: SessionService, answered: SessionId | Non
 
 
 def _used_bytes(settings: Settings) -> int:
-    with closing(CacheAdmin(settings.paths.cache_dir, encryptor=settings.engine.encryptor)) as admin:
+    with closing(open_cache(settings)) as admin:
         return admin.usage().num_bytes + admin.aside_bytes()

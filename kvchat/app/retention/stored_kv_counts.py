@@ -8,9 +8,9 @@ from time import perf_counter, sleep
 
 from kvchat.app.config import Settings
 from kvchat.app.interface_types import KvOnDisk
+from kvchat.app.open_store import open_cache
 from kvchat.app.retention.session_removal import SessionService
 from kvchat.engine.api.ids import BlockKey, u32le
-from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 from kvchat.engine.memory.disk.index import IndexedBlock
 from kvchat.session.session_queries import SessionSummary
 from kvchat.session.tree import SessionId
@@ -47,10 +47,9 @@ class StoredKv:
         Raises:
             StorageError: the database or the index cannot be read.
         """
-        cache_dir = self._settings.paths.cache_dir
-        if not cache_dir.is_dir():
+        if not self._settings.paths.cache_dir.is_dir():
             return {}
-        with closing(CacheAdmin(cache_dir, encryptor=self._settings.engine.encryptor)) as admin:
+        with closing(open_cache(self._settings)) as admin:
             blocks = admin.blocks()
         full = {(block.block_size, block.key): block for block in blocks if not block.is_tail}
         tails: dict[tuple[int, BlockKey], list[IndexedBlock]] = {}

@@ -320,11 +320,10 @@ def _sessions(path: Path) -> CheckResult:
 
 def _store(settings: Settings) -> CheckResult:
     """Say what is kept on disk, and how much of it was found damaged."""
-    cache_dir = settings.paths.cache_dir
-    state = disk_state(cache_dir, settings.engine.encryptor)
+    state = disk_state(settings)
     usages = (state.usages or {}).values()
     num_blocks, num_bytes = sum(one.num_blocks for one in usages), sum(one.num_bytes for one in usages)
-    quarantine = encryption_of(settings.engine.encryptor).home(cache_dir) / "quarantine"
+    quarantine = encryption_of(settings.engine.encryptor).home(settings.paths.cache_dir) / "quarantine"
     num_damaged = len(list(quarantine.iterdir())) if quarantine.is_dir() else 0
     limit = settings.engine.disk_bytes
     of_limit = "" if limit is None else f" of {bytes_text(limit)}"

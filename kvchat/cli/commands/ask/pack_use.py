@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvchat.app.config import Settings
 from kvchat.app.model_location import with_adapter
+from kvchat.app.open_store import open_cache
 from kvchat.errors import PackMismatch, UsageError
 from kvchat.session.packs import Pack, PackStore
 from kvchat.session.tree import Session
@@ -62,10 +63,7 @@ def refuse_other_model(pack: Pack, chat: "Chat") -> None:
 
 def keep_again(pack: Pack, settings: Settings) -> None:
     """See that a pack's blocks are kept, also where the cache was deleted since it was made."""
-    # Imported by whoever uses a pack: all other questions begin without it.
-    from kvchat.engine.memory.disk.cache_admin import CacheAdmin
-
-    with closing(CacheAdmin(settings.paths.cache_dir, encryptor=settings.engine.encryptor)) as admin:
+    with closing(open_cache(settings)) as admin:
         if not admin.is_kept(pack.id):
             admin.keep(pack.id, bytes.fromhex(pack.fingerprint), pack.keys)
 

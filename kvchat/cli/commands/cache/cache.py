@@ -8,18 +8,16 @@ from shutil import disk_usage
 from typing import Annotated, ClassVar
 
 from kvchat.app.config import RemoteSettings, Settings
-from kvchat.app.open_store import open_store
+from kvchat.app.open_store import open_cache, open_store
 from kvchat.app.retention.block_owners import evicted, holders
 from kvchat.cli.output.streams import Output, as_json, tell_path, written_as_json
 from kvchat.cli.parser.options import ListOptions, RemoteKeyFile, RemoteUrl
 from kvchat.cli.parser.shell_completion import complete_session
 from kvchat.cli.parser.typer_parameters import Argument, Option, option_class
 from kvchat.engine.api.server_cache import ServerCache
-from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 from kvchat.engine.memory.disk.index import DiskUsage, WrittenBytes
 from kvchat.engine.models.checkpoints.prepared import PREPARED_DIR, prepared_bytes
 from kvchat.errors import RemoteError, StorageError, UsageError
-from kvchat.platform.encryptor import Encryptor
 from kvchat.platform.parsing import parse_size
 from kvchat.text.cache_usage import request_words, reuse_words, share_words
 from kvchat.text.figures import bytes_text, plural
@@ -107,7 +105,7 @@ def cache_status(options: StatusOptions) -> None:
     """Say what is kept on disk, by model, and what a server reports of its cache where one answers."""
     settings = options.settings()
     output = Output()
-    state = disk_state(settings.paths.cache_dir, settings.engine.encryptor)
+    state = disk_state(settings)
     server = _server_state(settings.remote)
     if as_json(options):
         told = {"server": None if server is None else server.values()}
@@ -172,12 +170,13 @@ def cache_path(options: ListOptions) -> None:
     tell_path(options, options.settings(unlock=False).paths.cache_dir)
 
 
-def disk_state(cache_dir: Path, encryptor: Encryptor | None) -> DiskState:
+def disk_state(settings: Settings) -> DiskState:
     """Look at what is on disk; creates nothing where there is nothing."""
+    cache_dir = settings.paths.cache_dir
     if not cache_dir.is_dir():
         return DiskState(usages={}, written=WrittenBytes(today=0, total=0), problem=None)
     try:
-        with closing(CacheAdmin(cache_dir, encryptor=encryptor)) as admin:
+        with closing(open_cache(settings)) as admin:
             return DiskState(
                 usages=admin.usages(), written=admin.written(), problem=_space_problem(cache_dir)
             )

@@ -7,6 +7,7 @@ from time import localtime, strftime
 from typing import Annotated
 
 from kvchat.app.config import Settings
+from kvchat.app.open_store import open_cache
 from kvchat.app.unlock import alone
 from kvchat.cli.output.streams import Output, Status, as_json, written_as_json
 from kvchat.cli.parser.options import ListOptions
@@ -46,10 +47,6 @@ def pack_store(settings: Settings) -> PackStore:
     return PackStore(settings.paths.packs_dir, settings.engine.encryptor)
 
 
-def catalog_of(settings: Settings) -> CacheAdmin:
-    return CacheAdmin(settings.paths.cache_dir, encryptor=settings.engine.encryptor)
-
-
 def list_packs(options: ListOptions) -> None:
     """List all packs by name."""
     settings = options.settings()
@@ -87,7 +84,7 @@ def remove_packs(options: RemovePacksOptions) -> None:
         for pack in packs:
             store.remove(pack)
     if settings.paths.cache_dir.is_dir():
-        with closing(catalog_of(settings)) as admin:
+        with closing(open_cache(settings)) as admin:
             for pack in packs:
                 admin.let_go(pack.id)
     if not written_as_json(options, Output(), ({"name": pack.name} for pack in packs)):
@@ -97,7 +94,7 @@ def remove_packs(options: RemovePacksOptions) -> None:
 def _all_on_disk(packs: Sequence[Pack], settings: Settings) -> dict[str, PackOnDisk]:
     if not settings.paths.cache_dir.is_dir():
         return {pack.id: PackOnDisk(is_whole=False, num_bytes=0) for pack in packs}
-    with closing(catalog_of(settings)) as admin:
+    with closing(open_cache(settings)) as admin:
         return {pack.id: on_disk_of(pack, admin) for pack in packs}
 
 
