@@ -27,7 +27,7 @@ from kvchat.text.figures import bytes_text
 from kvchat.text.shadow import is_shadow, require_exact_blocks, shadow_cost
 
 if TYPE_CHECKING:
-    from kvchat.app.retention.stored_kv_counts import StoredKv
+    from kvchat.app.retention.block_owners import StoredKv
     from kvchat.chat.service import Chat
     from kvchat.remote.chat_service import RemoteChat
 
@@ -244,7 +244,7 @@ class InterfaceHost:
         Raises:
             StorageError: it cannot be counted.
         """
-        from kvchat.app.retention.stored_kv_counts import StoredKv
+        from kvchat.app.retention.block_owners import StoredKv
 
         self._kept = self._kept or StoredKv(self._kvchat.store, self._settings)
         return self._kept.count(is_stopped)
