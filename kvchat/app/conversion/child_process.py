@@ -1,17 +1,23 @@
 """Commands of kvchat in a process of their own: conversions and gauges, which load the model once more."""
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import msgspec
+
 from kvchat.app.config import KEYS, Settings
-from kvchat.app.conversion.gauge_json import read_figures
 from kvchat.app.interface_types import Gauged
+from kvchat.engine.api.loss import GaugeReport
 from kvchat.errors import EngineFailed
 from kvchat.platform.private_files import system_errors_as
+
+_ENDLESS = ("divergence", "worst_divergence", "perplexity_ratio")
 
 
 def ended(settings: Settings, words: Sequence[str]) -> "subprocess.CompletedProcess[str]":
@@ -92,3 +98,16 @@ def gauged(settings: Settings, session_id: str, branch: str, cache_format: str) 
             " files can be written and has room, and try again"
         ) from error
     return Gauged(words=told, report=report, kept_agreement=kept_agreement)
+
+
+def read_figures(path: Path) -> tuple[GaugeReport, float]:
+    """Return a report that was written by `cache gauge --figures`, and the agreement that was to be kept.
+
+    Raises:
+        OSError, ValueError, KeyError: the file cannot be read, or holds something else.
+    """
+    values = json.loads(path.read_text(encoding="utf-8"))
+    for one in (*values["formats"], *values["layers"]):
+        # JSON has no number without end, and a null in its place.
+        one["loss"] |= {name: inf for name in _ENDLESS if one["loss"][name] is None}
+    return msgspec.convert(values, GaugeReport), values["keep"]

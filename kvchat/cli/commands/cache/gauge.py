@@ -10,7 +10,6 @@ from time import monotonic
 from typing import TYPE_CHECKING, Annotated
 
 from kvchat.app.config import Settings
-from kvchat.app.conversion.gauge_json import figures_of, write_text
 from kvchat.app.model_location import located, with_adapter
 from kvchat.app.open_store import open_store
 from kvchat.cli.output.streams import Output, Status, as_json
@@ -28,11 +27,12 @@ from kvchat.engine.api.cache_format import canonical_cache_format
 from kvchat.engine.api.loss import FormatLoss
 from kvchat.engine.api.recall import FormatMarks, Item
 from kvchat.engine.quality.frontier import CANDIDATES, frontier_svg
-from kvchat.errors import ConfigError, UsageError
+from kvchat.errors import ConfigError, StorageError, UsageError
 from kvchat.session.kv.provenance import answer_starts
 from kvchat.session.tree import answer_positions, path_token_ids
 from kvchat.text.figures import plural, seconds_text
 from kvchat.text.gauge import (
+    figures_of,
     finite,
     report_lines,
     suite_lines,
@@ -154,14 +154,23 @@ def _ask_suite(options: GaugeOptions) -> None:
 def _tell(options: GaugeOptions, figures: object, lines: Iterable[str], plot: Callable[[], str]) -> None:
     """Write the files that were asked for, and print the figures or, for people, the lines."""
     if options.svg is not None:
-        write_text(options.svg, plot(), "--svg")
+        _write(options.svg, plot(), "--svg")
     if options.figures is not None:
-        write_text(options.figures, json.dumps(figures), "--figures")
+        _write(options.figures, json.dumps(figures), "--figures")
     if as_json(options):
         Output().json(figures)
         return
     for line in lines:
         Output().line(line)
+
+
+def _write(path: Path, text: str, option: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StorageError(
+            f"{path} cannot be written: {error.strerror}; give another file with {option}"
+        ) from error
 
 
 def _formats(options: GaugeOptions, loaded: "Gauge") -> Sequence[str]:

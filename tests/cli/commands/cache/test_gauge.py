@@ -10,13 +10,12 @@ from xml.etree import ElementTree
 import pytest
 
 from kvchat.app.config import read_settings
-from kvchat.app.conversion.child_process import gauged
-from kvchat.app.conversion.gauge_json import figures_of, read_figures
+from kvchat.app.conversion.child_process import gauged, read_figures
 from kvchat.cli.main import run as run_command
 from kvchat.engine.api.loss import FormatLoss, GaugeReport, Loss
 from kvchat.errors import EngineFailed
 from kvchat.session.store import SessionStore
-from kvchat.text.gauge import report_lines
+from kvchat.text.gauge import figures_of, report_lines
 from tests.cli.command_line import Run
 
 pytestmark = pytest.mark.cpu
