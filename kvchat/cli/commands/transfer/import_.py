@@ -6,6 +6,7 @@ their names say which tokens they belong to and nothing of their bytes.
 """
 
 import stat
+from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,15 +70,6 @@ class Imported:
     """`untrusted` (kept apart until verified), `refused` (see `reasons`), or `none` (there is none here)."""
     reasons: tuple[str, ...] = ()
     """Why KV was refused, or why not all of it could be stored."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Installed:
-    """What is stored of a bundle's blocks, and why not all of them are."""
-
-    num_blocks: int = 0
-    num_bytes: int = 0
-    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,37 +176,40 @@ class Importer:
         namespace = bundle.namespace if takes_kv else ""
         session = bundle.session(model=agreement.model, namespace=namespace)
         session = self._store.adopt(session, bundle.branches, bundle.turns)
-        installed = self._installed(source, session) if takes_kv else _Installed()
-        reasons = (agreement.differing or (agreement.problem,)) if has_kv else ()
+        sizes: Sequence[int] = ()
+        reasons = agreement.differing or (agreement.problem,)
         if takes_kv:
-            reasons = (installed.reason,) if installed.reason else ()
+            sizes, reasons = self._installed(source, session)
         return Imported(
             session=session,
             num_turns=len(bundle.turns),
             num_tokens=sum(len(turn.token_ids or ()) for turn in bundle.turns),
-            num_blocks=installed.num_blocks,
+            num_blocks=len(sizes),
             of_blocks=bundle.num_blocks,
-            num_bytes=installed.num_bytes,
-            kv="refused" if has_kv and not takes_kv else "untrusted" if installed.num_blocks else "none",
-            reasons=reasons,
+            num_bytes=sum(sizes),
+            kv="refused" if has_kv and not takes_kv else "untrusted" if sizes else "none",
+            reasons=reasons if has_kv else (),
         )
 
-    def _installed(self, source: BundleFile, session: Session) -> _Installed:
-        """Store the blocks of a session whose text is stored; where the file fails, the text goes again."""
+    def _installed(self, source: BundleFile, session: Session) -> tuple[Sequence[int], tuple[str, ...]]:
+        """Store the blocks of a session whose text is stored; where the file fails, the text goes again.
+
+        Returns: the bytes of each that is stored now, and why not all of them are.
+        """
         try:
-            installed = self._install(source.path, source.bundle)
+            sizes, reason = self._install(source.path, source.bundle)
         except BaseException:
             with suppress(StorageError, SessionNotFound):
                 self._store.delete_session(session.id)
             raise
-        if not installed.num_blocks:
+        if not sizes:
             # On a full disk it counts as imported KV of no blocks; somebody may have deleted it meanwhile.
             with suppress(StorageError, SessionNotFound):
                 self._store.use_blocks_of(session.id, "")
-        return installed
+        return sizes, (reason,) if reason else ()
 
-    def _install(self, path: Path, bundle: Bundle) -> _Installed:
-        """Write a bundle's blocks into its namespace, as far as there is room; return what is there then."""
+    def _install(self, path: Path, bundle: Bundle) -> tuple[Sequence[int], str]:
+        """Write a bundle's blocks into its namespace, as far as there is room; see `_installed`."""
         kv = bundle.manifest.kv
         assert kv is not None
         assert kv.fields is not None
@@ -254,7 +249,7 @@ class Importer:
                     block_store.remove(key for _, key, _ in tried)
         if len(sizes) < bundle.num_blocks and not reason:
             reason = self._no_room(len(sizes), bundle.num_blocks)
-        return _Installed(num_blocks=len(sizes), num_bytes=sum(sizes), reason=reason)
+        return sizes, reason
 
     def _no_room(self, num_blocks: int, of_blocks: int) -> str:
         of_all = f"{num_blocks} of {plural(of_blocks, 'block')}"
