@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -78,16 +79,6 @@ def fork_session(options: ForkOptions) -> None:
         )
 
 
-def undo_messages(options: ReviseOptions) -> int | None:
-    """Take back the last messages with their answers; they stay on their branch."""
-    return _revise(options, Chat.plan_undo, undo_words)
-
-
-def drop_message(options: ReviseOptions) -> int | None:
-    """Leave one message out with its answer; what followed it follows on a branch of its own."""
-    return _revise(options, _plan_drop, drop_words)
-
-
 def _revise(options: ReviseOptions, plan: Plan, words: Words) -> int | None:
     """Say what a revision costs, ask, and go on along it."""
     settings, status = options.settings(), Status(quiet=options.quiet)
@@ -120,6 +111,10 @@ def _plan_drop(chat: Chat, conversation: Conversation, num: int) -> Revision:
     if question is None:
         raise UsageError(f"there is no message {num} from the end to leave out")
     return chat.plan_drop(conversation, question.id)
+
+
+undo_messages = partial(_revise, plan=Chat.plan_undo, words=undo_words)
+drop_message = partial(_revise, plan=_plan_drop, words=drop_words)
 
 
 def _values(
