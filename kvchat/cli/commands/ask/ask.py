@@ -30,7 +30,7 @@ from kvchat.cli.commands.ask.pack_use import (
     refuse_other_model,
 )
 from kvchat.cli.commands.ask.prompt import piped_stdin, read_prompt
-from kvchat.cli.commands.ask.strict_cache import StrictCacheCheck
+from kvchat.cli.commands.ask.strict_cache import StrictCacheCheck, edited_question
 from kvchat.cli.output.engine_wait import own_turn, wait_until_loaded
 from kvchat.cli.output.logs import start_log
 from kvchat.cli.output.signals import StopRequested, StopSignals
@@ -47,7 +47,7 @@ from kvchat.errors import (
     UsageError,
 )
 from kvchat.session.packs import Pack
-from kvchat.session.tree import Finish, SessionId, nth_last_question
+from kvchat.session.tree import Finish, SessionId
 from kvchat.text.revision import edit_words
 
 CUT_OFF = 8
@@ -282,12 +282,9 @@ class _Question:
 
     def _missed(self, event: ChatEvent | SampleEvent) -> CacheMissed | None:
         """Return what is wrong where less comes from the cache than was there: a block may be damaged."""
-        try:
-            if self._expected is not None and isinstance(event, Prefill):
-                self._expected.check_reused(event.cached_tokens)
-        except CacheMissed as missed:
-            return missed
-        return None
+        if self._expected is None or not isinstance(event, Prefill):
+            return None
+        return self._expected.missed(event.cached_tokens)
 
     def _ask_several(self, chat: Chat, conversation: Conversation, prompt: str, signals: StopSignals) -> int:
         answers = CandidatesWriter(
@@ -311,9 +308,7 @@ class _Question:
             return chat.continue_answer(conversation)
         if self._options.edit is None:
             return chat.send(conversation, prompt)
-        question = nth_last_question(conversation.turns, self._options.edit)
-        if question is None:
-            raise UsageError(f"there is no message {self._options.edit} from the end to edit")
+        question = edited_question(conversation.turns, self._options.edit)
         self._status.note(edit_words(chat.edit_cost(conversation, question.id, prompt)))
         return chat.edit(conversation, question.id, prompt)
 
