@@ -53,12 +53,15 @@ class InterfaceHost:
         config_file: Path | None = None,
         flags: Mapping[str, object] | None = None,
     ) -> None:
-        self._settings = settings
         self._kept: StoredKv | None = None
         self._in_force = ActiveSettings(settings, flags, config_file)
         self._kvchat = kvchat
         self._chat = chat
         self._engine = engine
+
+    @property
+    def _settings(self) -> Settings:
+        return self._in_force.settings
 
     def begin(self) -> None:
         """Begin to load, now that the window is drawn: the chat at once, the engine in its own thread.
@@ -87,9 +90,7 @@ class InterfaceHost:
 
     def change_setting(self, name: str, value: str) -> str:
         """Write a setting into the person's file, or take it out; see `ActiveSettings.change`."""
-        words = self._in_force.change(name, value, reloads=self._engine.config is not None)
-        self._settings = self._in_force.settings
-        return words
+        return self._in_force.change(name, value, reloads=self._engine.config is not None)
 
     def models(self) -> Sequence[ModelEntry]:
         named = {summary.session.model for summary in self._kvchat.store.list_sessions()}
@@ -166,7 +167,6 @@ class InterfaceHost:
 
     def _engine_changed(self, changes: Mapping[str, object]) -> None:
         self._in_force.engine_changed(changes)
-        self._settings = self._in_force.settings
         self._kvchat.use_engine(changes)
 
     def gauge(self, session_id: str, branch: str, cache_format: str) -> Gauged:
@@ -209,11 +209,9 @@ class InterfaceHost:
             words = convert_words(self._settings, session_id, wanted, self._engine.model, dry_run=False)
         except BaseException:
             self._engine.swap()
-            raise
-        else:
-            self._swap_to(wanted)
-        finally:
             self._kvchat.lend_again()
+            raise
+        self._load_in(wanted)
         return words
 
     def go_on_in(self, session_id: str, cache_format: str) -> str:
@@ -227,16 +225,13 @@ class InterfaceHost:
 
     def _load_in(self, wanted: str) -> None:
         """Load the engine again, in another format."""
+        changes = {"cache_format": wanted}
         self._kvchat.stop_lending()
         try:
-            self._swap_to(wanted)
+            self._engine.swap(changes=changes)
+            self._kvchat.use_engine(changes)  # what is lent is named by the format that it has
         finally:
             self._kvchat.lend_again()
-
-    def _swap_to(self, cache_format: str) -> None:
-        changes = {"cache_format": cache_format}
-        self._engine.swap(changes=changes)
-        self._kvchat.use_engine(changes)  # what is lent is named by the format that it has
 
     def on_disk(self, is_stopped: Callable[[], bool]) -> Mapping[SessionId, KvOnDisk]:
         """Count what of each session's KV is on disk; see `StoredKv.count`.
