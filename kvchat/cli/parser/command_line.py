@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields
 from functools import cache, cached_property
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -64,28 +64,19 @@ def _function_of(command: Command) -> Callable[..., int | None]:
         except BrokenPipeError:
             raise typer.Exit(141) from None
 
-    hints = {
-        name: _as_typer_has_it(hint) for name, hint in get_type_hints(options, include_extras=True).items()
-    }
-    parameters = [
-        inspect.Parameter(
-            one.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if one.default is MISSING else one.default,
-            annotation=hints[one.name],
+    hints, parameters = get_type_hints(options, include_extras=True), []
+    for one in fields(options):
+        kind, parameter = get_args(hints[one.name])
+        default = inspect.Parameter.empty if one.default is MISSING else one.default
+        annotation = Annotated[kind, parameter.for_typer(kind)]
+        parameters.append(
+            inspect.Parameter(
+                one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+            )
         )
-        for one in fields(options)
-    ]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in parameters}
     return run
-
-
-def _as_typer_has_it(hint: Any) -> Any:
-    if get_origin(hint) is not Annotated:
-        return hint
-    kind, parameter = get_args(hint)
-    return Annotated[kind, parameter.for_typer(kind)]
 
 
 def _all_commands() -> dict[str, Any]:
