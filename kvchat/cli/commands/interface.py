@@ -44,11 +44,6 @@ class ResumeOptions(TalkOptions):
     ] = False
     pack: PackName = None
 
-    @property
-    def reference(self) -> str | None:
-        """The session that is named; a title needs no quotes."""
-        return " ".join(self.session) if self.session else self.named
-
 
 def resume(options: ResumeOptions) -> int:
     """Open the terminal interface and return its exit code."""
@@ -142,17 +137,18 @@ def _session_id(kvchat: Kvchat, options: ResumeOptions) -> SessionId | None:
     """Return the id of the session that is meant, None for a new one."""
     if options.continue_last:
         return last_used(kvchat.store)
-    if options.reference is None:
+    reference = " ".join(options.session) if options.session else options.named  # a title needs no quotes
+    if reference is None:
         return None
     try:
-        return kvchat.store.find(options.reference).id
+        return kvchat.store.find(reference).id
     except SessionNotFound as error:
         from difflib import get_close_matches
 
         from kvchat.cli.parser.command_table import COMMANDS
 
         commands = {command.words.split()[0] for command in COMMANDS}
-        near = get_close_matches(options.reference.split()[0], sorted(commands), n=1)
+        near = get_close_matches(reference.split()[0], sorted(commands), n=1)
         if not near:
             raise
         raise SessionNotFound(f"{error}\nDid you mean the command `kvchat {near[0]}`?") from error

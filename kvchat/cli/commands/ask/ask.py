@@ -20,7 +20,7 @@ from kvchat.cli.commands.ask.answer_writers import (
     error_event,
     notice_event,
 )
-from kvchat.cli.commands.ask.candidates import CandidatesWriter, is_cut_off
+from kvchat.cli.commands.ask.candidates import CandidatesWriter
 from kvchat.cli.commands.ask.options import AskOptions
 from kvchat.cli.commands.ask.pack_use import (
     begun_with,
@@ -295,7 +295,8 @@ class _Question:
             turns, is_read = answers.run(chat, conversation, prompt)
         if not is_read:
             return CLOSED_PIPE
-        return CUT_OFF if self._options.fail_on_length and is_cut_off(turns) else 0
+        is_cut_off = any(turn.finish is Finish.LENGTH for turn in turns)
+        return CUT_OFF if self._options.fail_on_length and is_cut_off else 0
 
     @property
     def _wants_stats(self) -> bool:

@@ -25,7 +25,7 @@ from kvchat.cli.parser.shell_completion import complete_session
 from kvchat.cli.parser.typer_parameters import Argument, Option, option_class
 from kvchat.engine.api.cache_format import canonical_cache_format
 from kvchat.engine.api.loss import FormatLoss
-from kvchat.engine.api.recall import FormatMarks, Item
+from kvchat.engine.api.recall import FormatMarks
 from kvchat.engine.quality.frontier import CANDIDATES, frontier_svg
 from kvchat.errors import ConfigError, StorageError, UsageError
 from kvchat.session.kv.provenance import answer_starts
@@ -128,6 +128,7 @@ def _replay_session(options: GaugeOptions, reference: str) -> None:
 
 
 def _ask_suite(options: GaugeOptions) -> None:
+    from kvchat.engine.quality.recall import examine
     from kvchat.engine.quality.recall_suite import CONTEXT_LEN, num_questions, suite_items
 
     settings, status = options.settings(), Status(quiet=options.quiet)
@@ -138,7 +139,14 @@ def _ask_suite(options: GaugeOptions) -> None:
     loaded, _ = _load(settings, model, status)
     beside = [_load(settings, model, status)[0] for _ in range(loaded.num_copies - 1)]
     start_s = monotonic()
-    marks = _examined([loaded, *beside], items, _formats(options, loaded), status)
+    marks = examine(
+        loaded,
+        items,
+        _formats(options, loaded),
+        lambda num_done: status.show(f"asking · {num_done} of {len(items)} texts …"),
+        beside=beside,
+    )
+    status.clear()
     figures = finite(suite_values(items, marks))
     plot = partial(frontier_svg, _as_losses(marks), f"kvchat's questions, {model}", marks[0].token_bytes)
     _tell(options, figures, suite_lines(items, marks), plot)
@@ -179,19 +187,6 @@ def _formats(options: GaugeOptions, loaded: "Gauge") -> Sequence[str]:
     if not found:
         raise ConfigError("this model's KV is stored exact and in no other usual format; name one to measure")
     return found
-
-
-def _examined(
-    copies: "Sequence[Gauge]", items: Sequence[Item], formats: Sequence[str], status: Status
-) -> tuple[FormatMarks, ...]:
-    from kvchat.engine.quality.recall import examine
-
-    def show(num_done: int) -> None:
-        status.show(f"asking · {num_done} of {len(items)} texts …")
-
-    marks = examine(copies[0], items, formats, show, beside=copies[1:])
-    status.clear()
-    return marks
 
 
 def _as_losses(marks: Sequence[FormatMarks]) -> list[FormatLoss]:
