@@ -8,7 +8,7 @@ from typing import Annotated
 
 from kvchat.app import unlock
 from kvchat.app.config import Settings
-from kvchat.cli.output.streams import Output, Status, as_json
+from kvchat.cli.output.streams import Status, tell
 from kvchat.cli.parser.options import ListOptions
 from kvchat.cli.parser.typer_parameters import Option, option_class
 from kvchat.errors import UsageError
@@ -71,8 +71,7 @@ def turn_on(options: EncryptOptions) -> None:
         status.note("nobody can read them without the keyring: `kvchat encrypt change` sets a passphrase")
     for copy in damaged_copies(paths.sessions_db):
         status.note(f"not encrypted: {copy}, a damaged database that was kept; remove it if you can")
-    if as_json(options):
-        Output().json(_values(key))
+    tell(options, _values(key))
 
 
 def turn_off(options: ListOptions) -> None:
@@ -84,8 +83,7 @@ def turn_off(options: ListOptions) -> None:
     switch(paths, replace(key, state=KeyState.TURNING_OFF), EncryptedTables(encryptor), PLAIN)
     unlock.forget_in_keyring(key)
     status.note(f"{_num_sessions(settings, None)} decrypted")
-    if as_json(options):
-        Output().json(_values(None))
+    tell(options, _values(None))
 
 
 def change(options: EncryptOptions) -> None:
@@ -98,8 +96,7 @@ def change(options: EncryptOptions) -> None:
         write_key(key_path(settings.paths.data_dir), changed)
     unlock.forget_in_keyring(key)
     Status(quiet=options.quiet).note(f"{_OPENERS[changed.kind]} opens the conversations from now on")
-    if as_json(options):
-        Output().json(_values(changed))
+    tell(options, _values(changed))
 
 
 def switch(paths: Paths, key: KeyFile, source: Tables, target: Tables) -> None:
@@ -127,12 +124,10 @@ def show_status(options: ListOptions) -> None:
     """Say whether conversations and KV are encrypted, and what opens them. Asks for no passphrase."""
     settings = options.settings(unlock=False)
     key = unlock.key_in_use(settings.paths)
-    if as_json(options):
-        Output().json(_values(key))
-    elif key is None:
-        Output().line("conversations and KV are not encrypted; `kvchat encrypt on` encrypts them")
-    else:
-        Output().line(f"conversations and KV are encrypted; {_OPENERS[key.kind]} opens them")
+    words = "conversations and KV are not encrypted; `kvchat encrypt on` encrypts them"
+    if key is not None:
+        words = f"conversations and KV are encrypted; {_OPENERS[key.kind]} opens them"
+    tell(options, _values(key), words)
 
 
 def _values(key: KeyFile | None) -> dict[str, object]:

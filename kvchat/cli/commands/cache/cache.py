@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 from kvchat.app.config import RemoteSettings, Settings
 from kvchat.app.open_store import open_cache, open_store
 from kvchat.app.retention.block_owners import evicted, holders
-from kvchat.cli.output.streams import Output, as_json, tell_path, written_as_json
+from kvchat.cli.output.streams import Output, as_json, tell, written_as_json
 from kvchat.cli.parser.options import ListOptions, RemoteKeyFile, RemoteUrl
 from kvchat.cli.parser.shell_completion import complete_session
 from kvchat.cli.parser.typer_parameters import Argument, Option, option_class
@@ -131,11 +131,7 @@ def cache_gc(options: ListOptions) -> None:
     """Remove the blocks that no session refers to. Blocks of sessions in another data directory go too."""
     with closing(open_store(options.settings())) as store:
         removed = store.collect()
-    if as_json(options):
-        Output().json({"freed_blocks": removed.freed_blocks, "freed_bytes": removed.freed_bytes})
-    else:
-        blocks = plural(removed.freed_blocks, "block")
-        Output().line(f"removed {blocks}, {bytes_text(removed.freed_bytes)}")
+    _tell_removed(options, removed.freed_blocks, removed.freed_bytes)
 
 
 def list_blocks(options: ListOptions) -> None:
@@ -159,15 +155,18 @@ def evict_blocks(options: EvictOptions) -> None:
     settings = options.settings()
     with closing(open_store(settings)) as store:
         freed = evicted(store, settings, options.sessions or (), options.to_bytes)
-    if as_json(options):
-        Output().json({"freed_blocks": freed.num_blocks, "freed_bytes": freed.num_bytes})
-    else:
-        Output().line(f"removed {plural(freed.num_blocks, 'block')}, {bytes_text(freed.num_bytes)}")
+    _tell_removed(options, freed.num_blocks, freed.num_bytes)
+
+
+def _tell_removed(options: ListOptions, num_blocks: int, num_bytes: int) -> None:
+    values = {"freed_blocks": num_blocks, "freed_bytes": num_bytes}
+    tell(options, values, f"removed {plural(num_blocks, 'block')}, {bytes_text(num_bytes)}")
 
 
 def cache_path(options: ListOptions) -> None:
     """Print the directory of the blocks. It may be deleted at any time; conversations are not in it."""
-    tell_path(options, options.settings(unlock=False).paths.cache_dir)
+    path = str(options.settings(unlock=False).paths.cache_dir)
+    tell(options, {"path": path}, path)
 
 
 def disk_state(settings: Settings) -> DiskState:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from kvchat.app.config import Settings
 from kvchat.app.model_location import located, with_adapter
 from kvchat.app.open_store import open_store
-from kvchat.cli.output.streams import Output, Status, as_json
+from kvchat.cli.output.streams import Status, as_json, tell
 from kvchat.cli.parser.options import (
     SESSION_HELP,
     Device,
@@ -165,11 +165,7 @@ def _tell(options: GaugeOptions, figures: object, lines: Iterable[str], plot: Ca
         _write(options.svg, plot(), "--svg")
     if options.figures is not None:
         _write(options.figures, json.dumps(figures), "--figures")
-    if as_json(options):
-        Output().json(figures)
-        return
-    for line in lines:
-        Output().line(line)
+    tell(options, figures, *lines)
 
 
 def _write(path: Path, text: str, option: str) -> None:

@@ -23,7 +23,7 @@ from kvchat.cli.commands.pack.pack import (
 from kvchat.cli.output.engine_wait import wait_until_loaded
 from kvchat.cli.output.logs import start_log
 from kvchat.cli.output.signals import StopRequested, StopSignals
-from kvchat.cli.output.streams import Output, Status, as_json
+from kvchat.cli.output.streams import Status, tell
 from kvchat.cli.parser.options import EngineOptions, Files, Json, Ndjson, NoAttach
 from kvchat.cli.parser.typer_parameters import Argument, Option, option_class
 from kvchat.engine.memory.disk.cache_admin import CacheAdmin
@@ -72,10 +72,7 @@ def make_pack(options: MakeOptions) -> int:
             return signals.exit_code or 0
     with closing(open_cache(settings)) as admin:
         on_disk = _finish(pack, settings, admin, patience_s)
-    if as_json(options):
-        Output().json(values_of(pack, on_disk))
-    else:
-        Output().line(f"{pack.name}: {summary_of(pack, on_disk)}")
+    tell(options, values_of(pack, on_disk), f"{pack.name}: {summary_of(pack, on_disk)}")
     return 0
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 from kvchat.app.config import Settings
 from kvchat.app.open_store import open_cache
 from kvchat.app.unlock import alone
-from kvchat.cli.output.streams import Output, Status, as_json, written_as_json
+from kvchat.cli.output.streams import Output, Status, tell, written_as_json
 from kvchat.cli.parser.options import ListOptions
 from kvchat.cli.parser.shell_completion import complete_pack
 from kvchat.cli.parser.typer_parameters import Argument, option_class
@@ -63,16 +63,11 @@ def show_pack(options: PackOptions) -> None:
     settings = options.settings()
     pack = pack_store(settings).find(options.name)
     on_disk = _all_on_disk([pack], settings)[pack.id]
-    output = Output()
-    if as_json(options):
-        output.json(values_of(pack, on_disk) | {"text": pack.text})
-        return
     made = strftime("%Y-%m-%d %H:%M", localtime(pack.created_at))
-    output.line(f"{pack.name}  {summary_of(pack, on_disk)} · made {made}")
+    lines = [f"{pack.name}  {summary_of(pack, on_disk)} · made {made}"]
     if pack.sources:
-        output.line(f"from {', '.join(pack.sources)}")
-    output.line()
-    output.line(pack.text)
+        lines.append(f"from {', '.join(pack.sources)}")
+    tell(options, values_of(pack, on_disk) | {"text": pack.text}, *lines, "", pack.text)
 
 
 def remove_packs(options: RemovePacksOptions) -> None:
