@@ -105,8 +105,8 @@ class StoredKv:
     def __init__(self, store: SessionService, settings: Settings) -> None:
         self._store = store
         self._settings = settings
-        self._states: dict[SessionId, object] = {}
-        self._referred: dict[tuple[SessionId, int], _Referred] = {}
+        self._known: dict[SessionId, tuple[object, dict[int, _Referred]]] = {}
+        """The state of each session when it was looked at, and what it refers to, by block size."""
 
     def count(self, is_stopped: Callable[[], bool] = lambda: False) -> dict[SessionId, KvOnDisk]:
         """Return what each session has that has anything. Not for two threads at once.
@@ -144,13 +144,13 @@ class StoredKv:
     def _of(self, summary: SessionSummary, block_size: int) -> _Referred:
         session = summary.session
         state = (session.updated_at, session.namespace, summary.num_turns, summary.num_tokens)
-        if self._states.get(session.id) != state:
-            self._states[session.id] = state
-            self._referred = {name: one for name, one in self._referred.items() if name[0] != session.id}
-        known = self._referred.get((session.id, block_size))
-        if known is None:
-            known = self._referred[session.id, block_size] = self._work_out(session.id, block_size)
-        return known
+        known_state, referred = self._known.get(session.id, (None, {}))
+        if known_state != state:
+            referred = {}
+        if block_size not in referred:
+            referred[block_size] = self._work_out(session.id, block_size)
+        self._known[session.id] = state, referred
+        return referred[block_size]
 
     def _work_out(self, session_id: SessionId, block_size: int) -> _Referred:
         start_s = perf_counter()
