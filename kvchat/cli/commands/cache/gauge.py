@@ -9,7 +9,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated
 
-from kvchat.app.config import Settings
+from kvchat.app.config import STARTER, Settings
 from kvchat.app.model_location import located, with_adapter
 from kvchat.app.open_store import open_store
 from kvchat.cli.output.streams import Status, as_json, tell
@@ -85,9 +85,6 @@ class GaugeOptions(ListOptions):
     weights: Weights = None
 
 
-_STARTER = "starter"
-
-
 def gauge(options: GaugeOptions) -> None:
     """Measure what formats lose, and say which one to take."""
     for name in (*(options.cache_format or ()), *([options.layers] if options.layers else [])):
@@ -132,7 +129,7 @@ def _ask_suite(options: GaugeOptions) -> None:
     from kvchat.engine.quality.recall_suite import CONTEXT_LEN, num_questions, suite_items
 
     settings, status = options.settings(), Status(quiet=options.quiet)
-    model = options.model or _STARTER
+    model = options.model or STARTER
     location = located(settings, model)
     numbers = {"num_recall": 10, "num_needle": 4} if options.quick else {}
     items = suite_items(location.path, **numbers)
