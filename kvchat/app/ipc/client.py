@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from threading import Thread
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from kvchat.app.ipc.socket_path import is_own_user, is_private, sockets
 from kvchat.app.ipc.wire import EVENTS, VERSION, Channel, ProtocolError, plain, restored, restored_error
@@ -21,7 +21,7 @@ from kvchat.engine.api.ids import RequestId, SequenceId
 from kvchat.engine.api.inspection import InspectedBlock, InspectionRequest
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.snapshot import CacheSnapshot
-from kvchat.errors import EngineFailed, KvchatError
+from kvchat.errors import EngineFailed, InvalidRequest, KvchatError
 from kvchat.session.template.text_stream import StopStrings
 
 _GREETING_S = 10.0
@@ -83,7 +83,7 @@ class IpcHandle(EventQueue):
         self._engine.tell("cancel", request=self.request_id)
 
     def prioritise(self, priority: int) -> None:
-        self._engine.tell("prioritise", request=self.request_id, priority=priority)
+        """Change nothing: whoever sits before the lender's screen goes first, whatever is asked for here."""
 
 
 class EngineClientProxy:
@@ -126,10 +126,10 @@ class EngineClientProxy:
         return handle
 
     def prioritise_sequence(self, sequence: SequenceId, priority: int) -> None:
-        self.tell("prioritise_sequence", sequence=sequence, priority=priority)
+        """Change nothing, as for a request."""
 
-    def fork(self, sequence: SequenceId) -> SequenceId:
-        return SequenceId(self._ask("fork", sequence=sequence))
+    def fork(self, sequence: SequenceId) -> NoReturn:
+        raise InvalidRequest("a borrowed engine answers, and forks nothing")
 
     def release(self, sequence: SequenceId) -> None:
         self.tell("release", sequence=sequence)
