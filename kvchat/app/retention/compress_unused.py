@@ -1,6 +1,5 @@
 """Disk pressure: converts blocks that are next to be evicted to a smaller format, if so configured."""
 
-import os
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from typing import Protocol
@@ -55,7 +54,7 @@ def compress_unused(settings: Settings, status: Progress, answered: SessionId | 
     if not formats or limit_bytes is None or not cache_dir.is_dir():
         return
     try:
-        if not opens_unasked(settings, os.environ):
+        if not opens_unasked(settings):
             return
         with closing(open_store(settings)) as store:
             _compress(settings, store, answered, limit_bytes, formats, status)

@@ -1,6 +1,5 @@
 """`kvchat encrypt`: turn encryption of conversations and KV on and off, and change what opens them."""
 
-import os
 import secrets
 from contextlib import closing
 from dataclasses import replace
@@ -56,7 +55,7 @@ def turn_on(options: EncryptOptions) -> None:
     require_packages()
     data_key = new_data_key()
     encryptor = Encryptor(data_key)
-    key = _wrapped(data_key, options, unlock.given(os.environ))
+    key = _wrapped(data_key, options, unlock.given())
     try:
         switch(paths, key, PLAIN, EncryptedTables(encryptor))
     except BaseException:
@@ -79,7 +78,7 @@ def turn_off(options: ListOptions) -> None:
     settings = options.settings(unlock=False)
     paths, status = settings.paths, Status(quiet=options.quiet)
     key = _key_of(settings)
-    encryptor = Encryptor(unlock.data_key_of(key, os.environ))
+    encryptor = Encryptor(unlock.data_key_of(key))
     switch(paths, replace(key, state=KeyState.TURNING_OFF), EncryptedTables(encryptor), PLAIN)
     unlock.forget_in_keyring(key)
     status.note(f"{_num_sessions(settings, None)} decrypted")
@@ -90,9 +89,9 @@ def change(options: EncryptOptions) -> None:
     """Change the passphrase, or what opens the conversations. Nothing is encrypted anew."""
     settings = options.settings(unlock=False)
     key = _key_of(settings)
-    data_key = unlock.data_key_of(key, os.environ)
+    data_key = unlock.data_key_of(key)
     with unlock.alone(settings.paths):
-        changed = replace(_wrapped(data_key, options, unlock.given_new(os.environ)), state=key.state)
+        changed = replace(_wrapped(data_key, options, unlock.given_new()), state=key.state)
         write_key(key_path(settings.paths.data_dir), changed)
     unlock.forget_in_keyring(key)
     Status(quiet=options.quiet).note(f"{_OPENERS[changed.kind]} opens the conversations from now on")
