@@ -68,10 +68,12 @@ def _function_of(command: Command) -> Callable[..., int | None]:
     for one in fields(options):
         kind, parameter = get_args(hints[one.name])
         default = inspect.Parameter.empty if one.default is MISSING else one.default
-        annotation = Annotated[kind, parameter.for_typer(kind)]
         parameters.append(
             inspect.Parameter(
-                one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+                one.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=default,
+                annotation=Annotated[kind, parameter.for_typer(kind)],
             )
         )
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
