@@ -201,7 +201,7 @@ def arrange(words: Sequence[str], command: Any) -> list[str]:
     verb = _first_word(words, takes_value)
     if verb is None:
         wants_help = "-h" in words or "--help" in words
-        return [name, *words] if wants_help else [name, DEFAULT_VERBS[name], *words]
+        return [name, *words] if wants_help else [name, DEFAULT_VERBS.get(name, "list"), *words]
     said = words.pop(verb)
     if said == "ls" and "ls" not in verbs and "list" in verbs:
         said = "list"
