@@ -241,19 +241,18 @@ class SessionService(SessionStore):
         with suppress(EngineFailed):  # then it writes nothing more
             self.drain()
         self._left_in_cache = ()
-        if not self._has_cache():
-            delete()
-            return Removed()
+        own = None
         with ExitStack() as opened:
             try:
-                admin = opened.enter_context(closing(self._admin()))
-                blocks = admin.blocks()
-                own = by_size(blocks, refer)
+                if self._has_cache():
+                    admin = opened.enter_context(closing(self._admin()))
+                    blocks = admin.blocks()
+                    own = by_size(blocks, refer)
             except (StorageError, OSError) as error:
-                delete()  # text goes whatever becomes of its blocks
                 self._left_in_cache = (_not_removed(error),)
+            delete()  # text goes whatever becomes of its blocks
+            if own is None:
                 return Removed()
-            delete()
             try:
                 return self._remove_blocks(admin, blocks, own, let_go)
             except (StorageError, OSError) as error:
