@@ -12,7 +12,7 @@ from kvchat.app.retention.block_owners import BlockOwner, holders
 from kvchat.app.retention.session_removal import SessionService
 from kvchat.app.unlock import opens_unasked
 from kvchat.engine.models.checkpoints.prepared import blocks_limit
-from kvchat.errors import EngineFailed, KvchatError
+from kvchat.errors import EngineFailed, KvchatError, UsageError
 from kvchat.session.tree import SessionId
 from kvchat.session.turn_lock import is_being_answered, turn_lock
 from kvchat.text.fit_text import one_line
@@ -33,10 +33,6 @@ class Progress(Protocol):
     def show(self, text: str) -> None: ...
 
     def note(self, text: str) -> None: ...
-
-
-class _Busy(Exception):
-    """Somebody is at work in the session."""
 
 
 def compress_unused(settings: Settings, status: Progress, answered: SessionId | None = None) -> None:
@@ -105,7 +101,7 @@ def _converted(settings: Settings, store: SessionService, one: BlockOwner, forma
     try:
         with turn_lock(settings.paths.data_dir / "locks", session.id, _give_up):
             if is_being_answered(store, session.id):
-                raise _Busy
+                _give_up()
             for cache_format in formats:
                 try:
                     done = convert_words(settings, session.id, cache_format, session.model, dry_run=False)
@@ -114,13 +110,13 @@ def _converted(settings: Settings, store: SessionService, one: BlockOwner, forma
                 else:
                     how = f"{done}; {way_back(store, session)}".replace("\n", "; ")
                     return f"is kept in {cache_format}, and approximate: {how}"
-    except _Busy:
-        why = "an answer is being written in it"
+    except UsageError as error:
+        why = str(error)
     return f"stays exact: {why}"
 
 
 def _give_up() -> None:
-    raise _Busy
+    raise UsageError("an answer is being written in it")
 
 
 def _unused(settings: Settings, store: SessionService, answered: SessionId | None) -> list[BlockOwner]:
