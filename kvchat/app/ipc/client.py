@@ -135,12 +135,7 @@ class EngineClientProxy:
         self.tell("release", sequence=sequence)
 
     def drain_saves(self) -> None:
-        number, future = self._asked("drain_saves", {})
-        try:
-            future.result(self._drain_s)
-        except TimeoutError as error:
-            self._waiting.pop(number, None)
-            raise EngineFailed(_SILENT) from error
+        self._ask("drain_saves", self._drain_s)
 
     def reusable_len(self, token_ids: Sequence[int], namespace: str = "") -> int:
         return int(self._ask("reusable_len", token_ids=list(token_ids), namespace=namespace))
@@ -175,19 +170,12 @@ class EngineClientProxy:
             except OSError:
                 self._fail()
 
-    def _ask(self, call: str, **value: object) -> Any:
+    def _ask(self, call: str, patience_s: float | None = None, **value: object) -> Any:
         """Send a call and wait for its answer.
 
         Raises:
-            KvchatError: as the engine raised it; EngineFailed where the other process is gone.
-        """
-        return self._asked(call, value)[1].result()
-
-    def _asked(self, call: str, value: dict[str, object]) -> tuple[int, "Future[Any]"]:
-        """Send a call, and return its number and what will have the answer.
-
-        Raises:
-            EngineFailed: the other process is gone.
+            KvchatError: as the engine raised it; EngineFailed where the other process is gone, or silent for
+                so long.
         """
         number = next(self._ids)
         future: Future[Any] = Future()
@@ -198,7 +186,11 @@ class EngineClientProxy:
             self._fail()
         if self.is_gone and not future.done():
             raise EngineFailed(_GONE)
-        return number, future
+        try:
+            return future.result(patience_s)
+        except TimeoutError as error:
+            self._waiting.pop(number, None)
+            raise EngineFailed(_SILENT) from error
 
     # The reader's thread
 
