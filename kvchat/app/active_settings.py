@@ -98,10 +98,8 @@ class ActiveSettings:
         Raises:
             ConfigError: a file cannot be read.
         """
-        layers = read_layers(self._flags, config_file=self._config_file)
         wanted = read_settings(self._flags, config_file=self._config_file)
-        origins = deciding_origins(layers)
-        found = {name: value for layer in layers for name, value in layer.values.items()}
+        origins = deciding_origins(read_layers(self._flags, config_file=self._config_file))
         entries = []
         for name in KEYS:
             value = value_of(wanted, name)
@@ -109,7 +107,7 @@ class ActiveSettings:
             entries.append(
                 SettingEntry(
                     name=name,
-                    value=_text(found.get(name, value)),
+                    value=_text(value),
                     origin=origins.get(name, "default"),
                     in_force=None if now == value else _text(now),
                     summary=_MEANINGS[name],

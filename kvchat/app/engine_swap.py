@@ -37,9 +37,6 @@ class EngineSwap:
         """What the engine is built from; None where none was made, since a server answers."""
         return None if self._made is None else self._made[2]
 
-    def start(self) -> None:
-        self.worker.start()
-
     def swap(
         self,
         model: str | None = None,
@@ -59,7 +56,7 @@ class EngineSwap:
         if model is not None:
             config = replace(config, adapter=None)  # made for the model that goes
         self(model or name, model_dir or place, config)
-        self.start()
+        self.worker.start()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.worker, name)

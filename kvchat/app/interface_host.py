@@ -1,10 +1,10 @@
-"""Interface services of a local engine: files, settings, models, and restarting the engine."""
+"""Interface services: files, settings, models, and restarting the engine."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from kvchat.app.active_settings import ActiveSettings, engine_values
 from kvchat.app.composition import Kvchat
@@ -21,14 +21,15 @@ from kvchat.engine.api.engine_phase import EnginePhase
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.models.locate import Progress, lasting_name
-from kvchat.errors import EngineFailed, FileTaken, ModelError, UsageError
+from kvchat.errors import EngineFailed, FileTaken, ModelError, ModelNotFound, UsageError
 from kvchat.session.tree import SessionId
 from kvchat.text.figures import bytes_text
 from kvchat.text.shadow import is_shadow, require_exact_blocks, shadow_cost
 
 if TYPE_CHECKING:
-    from kvchat.app.retention.stored_kv_counts import StoredKv
+    from kvchat.app.retention.block_owners import StoredKv
     from kvchat.chat.service import Chat
+    from kvchat.remote.chat_service import RemoteChat
 
 
 class InterfaceHost:
@@ -52,12 +53,15 @@ class InterfaceHost:
         config_file: Path | None = None,
         flags: Mapping[str, object] | None = None,
     ) -> None:
-        self._settings = settings
         self._kept: StoredKv | None = None
         self._in_force = ActiveSettings(settings, flags, config_file)
         self._kvchat = kvchat
         self._chat = chat
         self._engine = engine
+
+    @property
+    def _settings(self) -> Settings:
+        return self._in_force.settings
 
     def begin(self) -> None:
         """Begin to load, now that the window is drawn: the chat at once, the engine in its own thread.
@@ -86,9 +90,7 @@ class InterfaceHost:
 
     def change_setting(self, name: str, value: str) -> str:
         """Write a setting into the person's file, or take it out; see `ActiveSettings.change`."""
-        words = self._in_force.change(name, value, reloads=self._engine.config is not None)
-        self._settings = self._in_force.settings
-        return words
+        return self._in_force.change(name, value, reloads=self._engine.config is not None)
 
     def models(self) -> Sequence[ModelEntry]:
         named = {summary.session.model for summary in self._kvchat.store.list_sessions()}
@@ -165,7 +167,6 @@ class InterfaceHost:
 
     def _engine_changed(self, changes: Mapping[str, object]) -> None:
         self._in_force.engine_changed(changes)
-        self._settings = self._in_force.settings
         self._kvchat.use_engine(changes)
 
     def gauge(self, session_id: str, branch: str, cache_format: str) -> Gauged:
@@ -208,11 +209,9 @@ class InterfaceHost:
             words = convert_words(self._settings, session_id, wanted, self._engine.model, dry_run=False)
         except BaseException:
             self._engine.swap()
-            raise
-        else:
-            self._swap_to(wanted)
-        finally:
             self._kvchat.lend_again()
+            raise
+        self._load_in(wanted)
         return words
 
     def go_on_in(self, session_id: str, cache_format: str) -> str:
@@ -226,16 +225,13 @@ class InterfaceHost:
 
     def _load_in(self, wanted: str) -> None:
         """Load the engine again, in another format."""
+        changes = {"cache_format": wanted}
         self._kvchat.stop_lending()
         try:
-            self._swap_to(wanted)
+            self._engine.swap(changes=changes)
+            self._kvchat.use_engine(changes)  # what is lent is named by the format that it has
         finally:
             self._kvchat.lend_again()
-
-    def _swap_to(self, cache_format: str) -> None:
-        changes = {"cache_format": cache_format}
-        self._engine.swap(changes=changes)
-        self._kvchat.use_engine(changes)  # what is lent is named by the format that it has
 
     def on_disk(self, is_stopped: Callable[[], bool]) -> Mapping[SessionId, KvOnDisk]:
         """Count what of each session's KV is on disk; see `StoredKv.count`.
@@ -243,7 +239,7 @@ class InterfaceHost:
         Raises:
             StorageError: it cannot be counted.
         """
-        from kvchat.app.retention.stored_kv_counts import StoredKv
+        from kvchat.app.retention.block_owners import StoredKv
 
         self._kept = self._kept or StoredKv(self._kvchat.store, self._settings)
         return self._kept.count(is_stopped)
@@ -281,6 +277,48 @@ class InterfaceHost:
         plan = self._kvchat.store.removal_of(session_id, branch)
         freed = expected_words(lambda: self._kvchat.store.would_remove_branch(plan), OTHERS)
         return f"{branch_words(plan)}.\n{freed}"
+
+
+class RemoteHost(InterfaceHost):
+    """The same while a server computes: knows the server's models in place of those that are here."""
+
+    @property
+    def _remote(self) -> "RemoteChat":
+        return cast("RemoteChat", self._chat)
+
+    def begin(self) -> None:
+        """Begin to ask the server what its cache holds."""
+        self._remote.engine.watch_cache()
+
+    def models(self) -> Sequence[ModelEntry]:
+        chat = self._remote
+        return [
+            ModelEntry(name=name, summary=f"at {chat.endpoint.name}", is_current=name == chat.model)
+            for name in chat.endpoint.models()
+        ]
+
+    def fetch(self, model: str, progress: Progress) -> None:
+        """Do nothing: the model is on the server."""
+
+    def check_model(self, model: str) -> None:
+        if model not in self._remote.endpoint.models():
+            raise ModelNotFound(f"{self._remote.endpoint.name} has no model {model!r}; /model lists its own")
+
+    def gauge(self, session_id: str, branch: str, cache_format: str) -> Gauged:
+        raise UsageError("the cache is the server's; measure with a model that runs here")
+
+    def format_cost(self, session_id: str, cache_format: str) -> str:
+        raise UsageError("the cache is the server's; choose a format with a model that runs here")
+
+    def reload(self, model: str | None = None) -> None:
+        """Go on with another model of the server.
+
+        Raises:
+            UsageError: none was named: there is nothing to load here.
+        """
+        if model is None:
+            raise UsageError("the model runs on the server; there is nothing to load again here")
+        self._remote.use_model(model)
 
 
 def _meant(destination: str) -> tuple[Path | None, Format]:

@@ -1,11 +1,10 @@
-"""Model of a run, and the adapter of a stored session, under the settings in force."""
+"""Model of a run, and the adapter of what is stored, under the settings in force."""
 
 from dataclasses import replace
 from pathlib import Path
 
 from kvchat.app.config import Settings
 from kvchat.engine.models.locate import ModelLocation, Progress, locate_model
-from kvchat.session.tree import Session
 
 
 def located(settings: Settings, model: str, progress: Progress | None = None) -> ModelLocation:
@@ -24,8 +23,8 @@ def located(settings: Settings, model: str, progress: Progress | None = None) ->
     )
 
 
-def with_adapter(settings: Settings, session: Session) -> Settings:
-    """Return settings with the adapter that a session was computed with, unless they name one."""
-    if settings.engine.adapter is not None or not session.adapter:
+def with_adapter(settings: Settings, adapter: str) -> Settings:
+    """Return settings with the adapter that a session or a pack was computed with, unless they name one."""
+    if settings.engine.adapter is not None or not adapter:
         return settings
-    return replace(settings, engine=replace(settings.engine, adapter=Path(session.adapter)))
+    return replace(settings, engine=replace(settings.engine, adapter=Path(adapter)))

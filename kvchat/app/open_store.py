@@ -1,4 +1,4 @@
-"""Stored sessions as they are opened, and the short ids by which people name them."""
+"""Stored sessions and blocks as they are opened, and the short ids by which people name sessions."""
 
 from collections.abc import Iterable
 from itertools import pairwise, starmap
@@ -11,6 +11,7 @@ from kvchat.session.tree import SessionId, num_common
 
 if TYPE_CHECKING:
     from kvchat.app.retention.session_removal import SessionService
+    from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 
 _MIN_PREFIX = 4
 
@@ -33,6 +34,13 @@ def open_store(settings: Settings) -> "SessionService":
     )
 
 
+def open_cache(settings: Settings) -> "CacheAdmin":
+    """Open the blocks on disk, of whatever model; the directory is made if there is none."""
+    from kvchat.engine.memory.disk.cache_admin import CacheAdmin
+
+    return CacheAdmin(settings.paths.cache_dir, encryptor=settings.engine.encryptor)
+
+
 def last_used(store: SessionStore) -> SessionId:
     """Return the session that was used last.
 
@@ -45,9 +53,9 @@ def last_used(store: SessionStore) -> SessionId:
     return summaries[0].session.id
 
 
-def short_id(session_id: str, all_ids: Iterable[str]) -> str:
-    """Return the shortest start of an id, of four characters or more, that no other id has."""
-    return short_ids({session_id, *all_ids})[session_id]
+def short_id(store: SessionStore, session_id: str) -> str:
+    """Return the shortest start of a session's id, of four characters or more, that no other one has."""
+    return short_ids([session_id, *(one.session.id for one in store.list_sessions())])[session_id]
 
 
 def short_ids(all_ids: Iterable[str]) -> dict[str, str]:

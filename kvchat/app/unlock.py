@@ -4,7 +4,7 @@ import fcntl
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from getpass import getpass
@@ -32,20 +32,20 @@ PASSPHRASE, PASSPHRASE_FD, NEW_PASSPHRASE = PASSPHRASE_VARIABLES
 _MAX_BYTES = 1 << 16
 
 
-def given(environ: Mapping[str, str]) -> bytes | None:
+def given() -> bytes | None:
     """Return the passphrase that was given without being asked for, None if none was.
 
     Raises: UsageError: the descriptor cannot be read.
     """
-    if number := environ.get(PASSPHRASE_FD):
+    if number := os.environ.get(PASSPHRASE_FD):
         return secret_of(_read_descriptor(number))
-    written = environ.get(PASSPHRASE)
+    written = os.environ.get(PASSPHRASE)
     return None if written is None else secret_of(written)
 
 
-def given_new(environ: Mapping[str, str]) -> bytes | None:
+def given_new() -> bytes | None:
     """Return the passphrase that is to be used from now on, None if none was given."""
-    written = environ.get(NEW_PASSPHRASE)
+    written = os.environ.get(NEW_PASSPHRASE)
     return None if written is None else accepted(secret_of(written))
 
 
@@ -128,12 +128,12 @@ def unlocked(settings: Settings, *, may_ask: bool = True) -> Settings:
     key = key_in_use(settings.paths)
     if key is None:
         return settings
-    encryptor = Encryptor(data_key_of(key, os.environ, may_ask=may_ask))
+    encryptor = Encryptor(data_key_of(key, may_ask=may_ask))
     return replace(settings, engine=replace(settings.engine, encryptor=encryptor))
 
 
-def opens_unasked(settings: Settings, environ: Mapping[str, str]) -> bool:
-    """Whether a process that is started with these surroundings opens the store and asks nobody.
+def opens_unasked(settings: Settings) -> bool:
+    """Whether a process that is started from here opens the store and asks nobody.
 
     Args:
         settings: opened, as `unlocked` returns them.
@@ -142,7 +142,7 @@ def opens_unasked(settings: Settings, environ: Mapping[str, str]) -> bool:
         return True
     key = key_in_use(settings.paths)
     # A descriptor has been read by now, and is not handed on.
-    is_given = PASSPHRASE in environ and not environ.get(PASSPHRASE_FD)
+    is_given = PASSPHRASE in os.environ and not os.environ.get(PASSPHRASE_FD)
     return key is None or key.kind is KeyKind.KEYRING or is_given
 
 
@@ -213,7 +213,7 @@ def alone(paths: Paths) -> Iterator[None]:
         os.close(descriptor)
 
 
-def data_key_of(key: KeyFile, environ: Mapping[str, str], *, may_ask: bool = True) -> bytes:
+def data_key_of(key: KeyFile, *, may_ask: bool = True) -> bytes:
     """Return the data key, with the secret from the keyring, the environment or the terminal.
 
     Raises: EncryptionError: there is none, or it is another one; the message says what to do.
@@ -221,7 +221,7 @@ def data_key_of(key: KeyFile, environ: Mapping[str, str], *, may_ask: bool = Tru
     require_packages()
     if key.kind is KeyKind.KEYRING:
         return _unwrapped(key, from_keyring(key), "the key in the system's keyring does not fit")
-    secret = given(environ)
+    secret = given()
     if secret is not None:
         return _unwrapped(key, secret, "the passphrase is wrong")
     if not may_ask:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from math import isfinite
 
+from kvchat.engine.api.cache_format import EXACT
 from kvchat.engine.api.loss import FormatLoss, GaugeReport, Loss
 from kvchat.engine.api.recall import FormatMarks, Item
 from kvchat.engine.quality.frontier import recommended, share_bounds
@@ -47,6 +48,13 @@ def advice_line(report: GaugeReport, kept_agreement: float) -> str:
         f"to keep {wanted}: --cache-format {_quoted(best.cache_format)} saves {100 * saved:.0f} % of the"
         f" bytes; {best.loss.num_tokens} tokens say at least {100 * least:.1f} %"
     )
+
+
+def figures_of(report: GaugeReport, session_id: str, kept_agreement: float) -> object:
+    """Return a report with what it recommends, as JSON has it."""
+    best = recommended(report.formats, kept_agreement, report.exact_bytes)
+    advice = {"keep": kept_agreement, "recommended": best.cache_format if best else EXACT}
+    return finite({"session": session_id} | asdict(report) | advice)
 
 
 def suite_lines(items: Sequence[Item], marks: Sequence[FormatMarks]) -> Iterator[str]:

@@ -232,7 +232,7 @@ def test_commands_that_run_no_model_load_no_torch(
 
 
 def test_what_an_answer_is_told_with_does_not_load_the_interface() -> None:
-    modules = "kvchat.cli.commands.ask.answer_writers, kvchat.app.export.readable"
+    modules = "kvchat.cli.commands.ask.answer_writers, kvchat.app.export.exporter"
     script = f"import sys; import {modules}; print('textual' in sys.modules)"
     done = run_python(script)
     assert done.stdout == "False\n"

@@ -12,7 +12,7 @@ import pytest
 
 from kvchat.app.config import RemoteSettings
 from kvchat.cli.commands.ask.options import AskOptions
-from kvchat.cli.commands.doctor.doctor import DoctorOptions
+from kvchat.cli.commands.doctor import DoctorOptions
 from kvchat.cli.commands.interface import ResumeOptions
 from kvchat.cli.commands.pack.make import MakeOptions
 from kvchat.cli.commands.serve import ServeOptions

@@ -1,17 +1,23 @@
 """Commands of kvchat in a process of their own: conversions and gauges, which load the model once more."""
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
-from tempfile import TemporaryDirectory
+
+import msgspec
 
 from kvchat.app.config import KEYS, Settings
-from kvchat.app.conversion.gauge_json import read_figures
 from kvchat.app.interface_types import Gauged
+from kvchat.engine.api.loss import GaugeReport
 from kvchat.errors import EngineFailed
 from kvchat.platform.private_files import system_errors_as
+from kvchat.text.gauge import report_lines
+
+_ENDLESS = ("divergence", "worst_divergence", "perplexity_ratio")
 
 
 def ended(settings: Settings, words: Sequence[str]) -> "subprocess.CompletedProcess[str]":
@@ -79,16 +85,17 @@ def gauged(settings: Settings, session_id: str, branch: str, cache_format: str) 
     Raises:
         EngineFailed: with what the command said instead.
     """
-    words = ["cache", "gauge", session_id, "--branch", branch, "--quiet"]
+    words = ["cache", "gauge", session_id, "--branch", branch, "--quiet", "--json"]
     words += ["--cache-format", cache_format] if cache_format else []
-    try:
-        with TemporaryDirectory(prefix="kvchat-gauge-") as scratch:
-            path = Path(scratch, "figures.json")
-            told = ended(settings, [*words, "--figures", str(path)]).stdout.rstrip("\n")
-            report, kept_agreement = read_figures(path)
-    except (OSError, ValueError, KeyError) as error:
-        raise EngineFailed(
-            f"the figures of the gauge cannot be kept or read: {error}; see that the directory for temporary"
-            " files can be written and has room, and try again"
-        ) from error
+    report, kept_agreement = read_figures(ended(settings, words).stdout)
+    told = "\n".join(report_lines(report, kept_agreement))
     return Gauged(words=told, report=report, kept_agreement=kept_agreement)
+
+
+def read_figures(written: str) -> tuple[GaugeReport, float]:
+    """Return a report that `figures_of` has as JSON, and the agreement that was to be kept."""
+    values = json.loads(written)
+    for one in (*values["formats"], *values["layers"]):
+        # JSON has no number without end, and a null in its place.
+        one["loss"] |= {name: inf for name in _ENDLESS if one["loss"][name] is None}
+    return msgspec.convert(values, GaugeReport), values["keep"]

@@ -95,14 +95,12 @@ def go_on_in(
 
 def way_back(store: SessionStore, session: Session) -> str:
     """Return how a converted session has exact KV again, in words."""
-    ids = [summary.session.id for summary in store.list_sessions()]
-    return f"kvchat sessions convert {short_id(session.id, ids)} exact goes back"
+    return f"kvchat sessions convert {short_id(store, session.id)} exact goes back"
 
 
 def _looked_at(cache_format: str, session: Session, kvchat: Kvchat) -> str:
-    ids = [summary.session.id for summary in kvchat.store.list_sessions()]
     return (
         "the cache has no room for this conversation exactly, so its blocks, which stay as they are, may lie"
         f" in host memory and are looked at through {cache_format}; its answers are approximate: kvchat cache"
-        f" gauge {short_id(session.id, ids)} --cache-format {cache_format} measures what that loses"
+        f" gauge {short_id(kvchat.store, session.id)} --cache-format {cache_format} measures what that loses"
     )

@@ -1,16 +1,16 @@
 """Exporter: writes a session as one file, with its KV or as text to read. Loads no model."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import localtime, strftime
 
 from msgspec import convert
 
 from kvchat.app.config import Settings
 from kvchat.app.export.formats import Format
-from kvchat.app.export.readable import portable_name, readable_text
 from kvchat.engine.memory.disk.offline_block_store import OfflineBlockStore
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.models.known_fingerprints import layouts_of, recall
@@ -26,10 +26,14 @@ from kvchat.session.bundle.manifest import (
 from kvchat.session.bundle.session_blocks import session_blocks
 from kvchat.session.bundle.writer import SourceBlock, Written, new_file, write_bundle
 from kvchat.session.kv.block_references import chain_root
+from kvchat.session.render.markdown_text import Document, DocumentMessage, markdown_text
 from kvchat.session.store import SessionStore
 from kvchat.session.timestamp_limits import LATEST
-from kvchat.session.tree import Branch, Session, Turn
+from kvchat.session.tree import Branch, Finish, Role, Session, Turn
+from kvchat.text.answer_footer import footer_parts
 from kvchat.text.figures import bytes_text, plural
+from kvchat.text.fit_text import UNTITLED
+from kvchat.text.trust import trust_words
 
 SUFFIX = Format.BUNDLE.suffix
 Show = Callable[[str], object]
@@ -37,6 +41,13 @@ Write = Callable[[bytes], object]
 _MAX_NAME_LEN = 80
 _MAX_NAME_BYTES = 200
 """File systems take 255; what is written first has a longer name."""
+
+_ENDINGS = {
+    Finish.LENGTH: "stopped at the length limit",
+    Finish.INTERRUPTED: "interrupted",
+    Finish.PARTIAL: "still being written",
+    Finish.ERROR: "ended by an error",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +112,7 @@ class Exporter:
                 )
             num_bytes, num_blocks, digest = written.num_bytes, written.num_blocks, written.digest.hex()
         else:
-            data = readable_text(format, session, branches, turns).encode()
+            data = _readable_text(format, session, branches, turns).encode()
             with self._opened(target) as write:
                 write(data)
             num_bytes = len(data)
@@ -163,7 +174,7 @@ def write_session(
         return write_bundle(
             write,
             _manifest(session, branches, turns, kv),
-            [replace(turn, model=portable_name(turn.model)) for turn in turns],
+            [replace(turn, model=_portable_name(turn.model)) for turn in turns],
             blocks,
             progress,
         )
@@ -228,7 +239,7 @@ def _manifest(
         format=FORMAT,
         title=session.title,
         system=session.system,
-        model=portable_name(session.model),
+        model=_portable_name(session.model),
         created_at=min(session.created_at, LATEST),
         updated_at=min(session.updated_at, LATEST),
         active_branch=session.active_branch if session.active_branch in names else names[0],
@@ -243,3 +254,57 @@ def _manifest(
         num_turns=len(turns),
         kv=kv,
     )
+
+
+def _portable_name(model: str) -> str:
+    """Return a model's name without where it lies on this machine."""
+    return Path(model).name if Path(model).is_absolute() else model
+
+
+def _readable_text(
+    format: Format, session: Session, branches: Sequence[Branch], turns: Sequence[Turn]
+) -> str:
+    """Return a session as text; Markdown and the web page are of the first branch."""
+    if format is Format.JSON:
+        from kvchat.session.render.json_text import json_text
+
+        portable = [replace(turn, model=_portable_name(turn.model)) for turn in turns]
+        return json_text(replace(session, model=_portable_name(session.model)), branches, portable)
+    document = _document(session, branches[0], turns)
+    if format is Format.MARKDOWN:
+        return markdown_text(document)
+    from kvchat.session.render.web_page import web_page
+
+    return web_page(document)
+
+
+def _document(session: Session, branch: Branch, turns: Sequence[Turn]) -> Document:
+    return Document(
+        title=session.title or UNTITLED,
+        facts=tuple(_facts(session, branch, turns)),
+        system=session.system,
+        messages=tuple(
+            DocumentMessage(
+                role=turn.role, text=turn.text, reasoning=turn.reasoning, notes=_notes(turn, session)
+            )
+            for turn in turns
+        ),
+    )
+
+
+def _facts(session: Session, branch: Branch, turns: Sequence[Turn]) -> Iterator[str]:
+    if session.model:
+        yield _portable_name(session.model)
+    yield f"branch {branch.name}"
+    yield strftime("%Y-%m-%d %H:%M", localtime(session.created_at))
+    yield plural(len(turns), "message")
+    yield plural(sum(len(turn.token_ids or ()) for turn in turns), "token")
+    if trust := trust_words(session):
+        yield trust
+
+
+def _notes(turn: Turn, session: Session) -> tuple[str, ...]:
+    if turn.role is Role.USER:
+        return ()
+    ending = (_ENDINGS[turn.finish],) if turn.finish in _ENDINGS else ()
+    return ending + footer_parts(turn, session)

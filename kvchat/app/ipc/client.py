@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from threading import Thread
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from kvchat.app.ipc.socket_path import is_own_user, is_private, sockets
 from kvchat.app.ipc.wire import EVENTS, VERSION, Channel, ProtocolError, plain, restored, restored_error
@@ -21,7 +21,7 @@ from kvchat.engine.api.ids import RequestId, SequenceId
 from kvchat.engine.api.inspection import InspectedBlock, InspectionRequest
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.snapshot import CacheSnapshot
-from kvchat.errors import EngineFailed, KvchatError
+from kvchat.errors import EngineFailed, InvalidRequest, KvchatError
 from kvchat.session.template.text_stream import StopStrings
 
 _GREETING_S = 10.0
@@ -83,7 +83,7 @@ class IpcHandle(EventQueue):
         self._engine.tell("cancel", request=self.request_id)
 
     def prioritise(self, priority: int) -> None:
-        self._engine.tell("prioritise", request=self.request_id, priority=priority)
+        """Change nothing: whoever sits before the lender's screen goes first, whatever is asked for here."""
 
 
 class EngineClientProxy:
@@ -126,21 +126,16 @@ class EngineClientProxy:
         return handle
 
     def prioritise_sequence(self, sequence: SequenceId, priority: int) -> None:
-        self.tell("prioritise_sequence", sequence=sequence, priority=priority)
+        """Change nothing, as for a request."""
 
-    def fork(self, sequence: SequenceId) -> SequenceId:
-        return SequenceId(self._ask("fork", sequence=sequence))
+    def fork(self, sequence: SequenceId) -> NoReturn:
+        raise InvalidRequest("a borrowed engine answers, and forks nothing")
 
     def release(self, sequence: SequenceId) -> None:
         self.tell("release", sequence=sequence)
 
     def drain_saves(self) -> None:
-        number, future = self._asked("drain_saves", {})
-        try:
-            future.result(self._drain_s)
-        except TimeoutError as error:
-            self._waiting.pop(number, None)
-            raise EngineFailed(_SILENT) from error
+        self._ask("drain_saves", self._drain_s)
 
     def reusable_len(self, token_ids: Sequence[int], namespace: str = "") -> int:
         return int(self._ask("reusable_len", token_ids=list(token_ids), namespace=namespace))
@@ -175,19 +170,12 @@ class EngineClientProxy:
             except OSError:
                 self._fail()
 
-    def _ask(self, call: str, **value: object) -> Any:
+    def _ask(self, call: str, patience_s: float | None = None, **value: object) -> Any:
         """Send a call and wait for its answer.
 
         Raises:
-            KvchatError: as the engine raised it; EngineFailed where the other process is gone.
-        """
-        return self._asked(call, value)[1].result()
-
-    def _asked(self, call: str, value: dict[str, object]) -> tuple[int, "Future[Any]"]:
-        """Send a call, and return its number and what will have the answer.
-
-        Raises:
-            EngineFailed: the other process is gone.
+            KvchatError: as the engine raised it; EngineFailed where the other process is gone, or silent for
+                so long.
         """
         number = next(self._ids)
         future: Future[Any] = Future()
@@ -198,7 +186,11 @@ class EngineClientProxy:
             self._fail()
         if self.is_gone and not future.done():
             raise EngineFailed(_GONE)
-        return number, future
+        try:
+            return future.result(patience_s)
+        except TimeoutError as error:
+            self._waiting.pop(number, None)
+            raise EngineFailed(_SILENT) from error
 
     # The reader's thread
 

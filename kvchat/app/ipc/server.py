@@ -225,21 +225,6 @@ class ClientConnection:
         if handle := self._running.get(value["request"]):
             handle.cancel()
 
-    def _prioritise(self, value: dict[str, Any]) -> None:
-        if handle := self._running.get(value["request"]):
-            handle.prioritise(max(int(value["priority"]), BEHIND))
-
-    def _prioritise_sequence(self, value: dict[str, Any]) -> None:
-        if value["sequence"] in self._sequences:
-            self._engine.prioritise_sequence(value["sequence"], max(int(value["priority"]), BEHIND))
-
-    def _fork(self, value: dict[str, Any]) -> object:
-        if value["sequence"] not in self._sequences:
-            raise InvalidRequest("this sequence belongs to somebody else, or is gone")
-        sequence = self._engine.fork(value["sequence"])
-        self._sequences.add(sequence)
-        return sequence
-
     def _release(self, value: dict[str, Any]) -> None:
         if value["sequence"] in self._sequences:
             self._sequences.discard(value["sequence"])
@@ -286,9 +271,6 @@ _CALLS: dict[str, Callable[[ClientConnection, dict[str, Any]], object]] = {
     ),
     "submit": ClientConnection._submit,
     "cancel": ClientConnection._cancel,
-    "prioritise": ClientConnection._prioritise,
-    "prioritise_sequence": ClientConnection._prioritise_sequence,
-    "fork": ClientConnection._fork,
     "release": ClientConnection._release,
     "drain_saves": lambda client, _: client._engine.drain_saves(),
 }

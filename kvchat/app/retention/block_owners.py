@@ -1,17 +1,23 @@
 """Owners of the blocks on disk, and removal of blocks without touching conversations."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from time import perf_counter, sleep
 
 from kvchat.app.config import Settings
+from kvchat.app.interface_types import KvOnDisk
+from kvchat.app.open_store import open_cache
 from kvchat.app.retention.session_removal import SessionService, by_size, is_referenced
-from kvchat.engine.memory.disk.cache_admin import CacheAdmin
+from kvchat.engine.api.ids import BlockKey, u32le
 from kvchat.engine.memory.disk.index import DiskUsage, IndexedBlock
 from kvchat.session.packs import PackStore
+from kvchat.session.session_queries import SessionSummary
+from kvchat.session.tree import SessionId
 
 _NOBODY = "no session"
+_LONGEST_REST_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +36,7 @@ def holders(store: SessionService, settings: Settings) -> list[BlockOwner]:
     """Return everybody who has blocks, most bytes first. Looks at every block."""
     if not settings.paths.cache_dir.is_dir():
         return []
-    with closing(CacheAdmin(settings.paths.cache_dir, encryptor=settings.engine.encryptor)) as admin:
+    with closing(open_cache(settings)) as admin:
         blocks = admin.blocks()
     sizes = {block.block_size for block in blocks}
     held: dict[tuple[str, str, str], list[IndexedBlock]] = {}
@@ -72,7 +78,7 @@ def evicted(
     chosen = {store.find(name).id for name in sessions}
     if not settings.paths.cache_dir.is_dir():
         return DiskUsage(num_blocks=0, num_tails=0, num_bytes=0)
-    with closing(CacheAdmin(settings.paths.cache_dir, encryptor=settings.engine.encryptor)) as admin:
+    with closing(open_cache(settings)) as admin:
         if to_bytes is not None:
             return admin.shrink(to_bytes)
         blocks = admin.blocks()
@@ -80,3 +86,91 @@ def evicted(
         own = by_size(blocks, lambda size: store.references(size, chosen))
         others = by_size(blocks, lambda size: store.references(size, unchosen))
         return admin.collect(lambda block: not is_referenced(block, own) or is_referenced(block, others))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Referred:
+    """What a session refers to in blocks of one size: its full blocks, and what its branches end with."""
+
+    keys: frozenset[BlockKey]
+    ends: Mapping[BlockKey, Sequence[bytes]]
+
+    def has_tail(self, block: IndexedBlock) -> bool:
+        return any(end.startswith(u32le(block.token_ids)) for end in self.ends.get(block.parent, ()))
+
+
+class StoredKv:
+    """Counts for all sessions at once. What a session refers to is worked out once for each state of it."""
+
+    def __init__(self, store: SessionService, settings: Settings) -> None:
+        self._store = store
+        self._settings = settings
+        self._known: dict[SessionId, tuple[object, dict[int, _Referred]]] = {}
+        """The state of each session when it was looked at, and what it refers to, by block size."""
+
+    def count(self, is_stopped: Callable[[], bool] = lambda: False) -> dict[SessionId, KvOnDisk]:
+        """Return what each session has that has anything. Not for two threads at once.
+
+        Args:
+            is_stopped: asked before each session; then nothing is returned.
+
+        Raises:
+            StorageError: the database or the index cannot be read.
+        """
+        if not self._settings.paths.cache_dir.is_dir():
+            return {}
+        with closing(open_cache(self._settings)) as admin:
+            blocks = admin.blocks()
+        full = {(block.block_size, block.key): block for block in blocks if not block.is_tail}
+        tails: dict[tuple[int, BlockKey], list[IndexedBlock]] = {}
+        for block in blocks:
+            if block.is_tail:
+                tails.setdefault((block.block_size, block.parent), []).append(block)
+        sizes = {block.block_size for block in blocks}
+        held: dict[SessionId, list[IndexedBlock]] = {}
+        for summary in self._store.list_sessions():
+            if is_stopped():
+                return {}
+            found: list[IndexedBlock] = []
+            for size in sizes:
+                referred = self._of(summary, size)
+                found += [full[size, key] for key in referred.keys if (size, key) in full]
+                behind = (tail for parent in referred.ends for tail in tails.get((size, parent), ()))
+                found += [tail for tail in behind if referred.has_tail(tail)]
+            if found:
+                held[summary.session.id] = found
+        return _shares(held)
+
+    def _of(self, summary: SessionSummary, block_size: int) -> _Referred:
+        session = summary.session
+        state = (session.updated_at, session.namespace, summary.num_turns, summary.num_tokens)
+        known_state, referred = self._known.get(session.id, (None, {}))
+        if known_state != state:
+            referred = {}
+        if block_size not in referred:
+            referred[block_size] = self._work_out(session.id, block_size)
+        self._known[session.id] = state, referred
+        return referred[block_size]
+
+    def _work_out(self, session_id: SessionId, block_size: int) -> _Referred:
+        start_s = perf_counter()
+        found = self._store.references(block_size, [session_id])
+        ends = {
+            parent: short
+            for parent, runs in found.runs.items()
+            if (short := [run for run in runs if len(run) < 4 * block_size])
+        }
+        referred = _Referred(keys=frozenset(found.keys), ends=ends)
+        sleep(min(_LONGEST_REST_S, perf_counter() - start_s))  # hundreds of them follow: others come first
+        return referred
+
+
+def _shares(held: Mapping[SessionId, Sequence[IndexedBlock]]) -> dict[SessionId, KvOnDisk]:
+    """Return what each session alone has, and what it has with others."""
+    num_holders = Counter(id(block) for blocks in held.values() for block in blocks)
+    counted = {}
+    for session_id, blocks in held.items():
+        total = sum(block.num_bytes for block in blocks)
+        own = sum(block.num_bytes for block in blocks if num_holders[id(block)] == 1)
+        counted[session_id] = KvOnDisk(own_bytes=own, shared_bytes=total - own)
+    return counted

@@ -1,22 +1,19 @@
 """Disk pressure: converts blocks that are next to be evicted to a smaller format, if so configured."""
 
-import os
 from collections.abc import Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Protocol
 
 from kvchat.app.config import Settings
 from kvchat.app.conversion.child_process import convert_words
 from kvchat.app.conversion.format_downgrade import wanted_formats, way_back
-from kvchat.app.open_store import open_store
-from kvchat.app.retention.block_owners import holders
+from kvchat.app.open_store import open_cache, open_store
+from kvchat.app.retention.block_owners import BlockOwner, holders
 from kvchat.app.retention.session_removal import SessionService
 from kvchat.app.unlock import opens_unasked
-from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 from kvchat.engine.models.checkpoints.prepared import blocks_limit
-from kvchat.errors import EngineFailed, KvchatError
-from kvchat.session.tree import Session, SessionId
+from kvchat.errors import EngineFailed, KvchatError, UsageError
+from kvchat.session.tree import SessionId
 from kvchat.session.turn_lock import is_being_answered, turn_lock
 from kvchat.text.fit_text import one_line
 
@@ -30,30 +27,12 @@ _LEFT = 0.6
 """Converted blocks take at most this of exact ones: 8 bits and a scale of 16, heads of files included."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnusedSession:
-    """An exact conversation.
-
-    Args:
-        num_bytes: of its blocks on disk.
-        own_bytes: of those that nobody else has, which converting gives back.
-    """
-
-    session: Session
-    num_bytes: int
-    own_bytes: int
-
-
 class Progress(Protocol):
     """Where progress is told: a line that is replaced, and lines that stay."""
 
     def show(self, text: str) -> None: ...
 
     def note(self, text: str) -> None: ...
-
-
-class _Busy(Exception):
-    """Somebody is at work in the session."""
 
 
 def compress_unused(settings: Settings, status: Progress, answered: SessionId | None = None) -> None:
@@ -71,7 +50,7 @@ def compress_unused(settings: Settings, status: Progress, answered: SessionId | 
     if not formats or limit_bytes is None or not cache_dir.is_dir():
         return
     try:
-        if not opens_unasked(settings, os.environ):
+        if not opens_unasked(settings):
             return
         with closing(open_store(settings)) as store:
             _compress(settings, store, answered, limit_bytes, formats, status)
@@ -79,7 +58,7 @@ def compress_unused(settings: Settings, status: Progress, answered: SessionId | 
         status.note(f"nothing more was kept in fewer bits: {error}")
 
 
-def first_that_pays(unused: Iterable[UnusedSession], free_bytes: int) -> UnusedSession | None:
+def first_that_pays(unused: Iterable[BlockOwner], free_bytes: int) -> BlockOwner | None:
     """Return the first conversation whose converted blocks find room beside the exact ones, and take less
     than what goes for them. Pure.
     """
@@ -109,20 +88,20 @@ def _compress(
         if one is None or not is_nearly_full(free_bytes, limit_bytes):
             return
         unused.remove(one)
-        title = one_line(one.session.title)
+        title = one_line(one.name)
         status.show(f"the disk for KV is nearly full: keeping “{title}” in {formats[0]} …")
         status.note(f"the disk for KV is nearly full: “{title}” {_converted(settings, store, one, formats)}")
         free_bytes = limit_bytes - _used_bytes(settings)
 
 
-def _converted(settings: Settings, store: SessionService, one: UnusedSession, formats: Sequence[str]) -> str:
+def _converted(settings: Settings, store: SessionService, one: BlockOwner, formats: Sequence[str]) -> str:
     """Convert a conversation, if nobody is at work in it, and return what became of it."""
-    session = one.session
+    session = store.session(SessionId(one.id))
     why = ""
     try:
         with turn_lock(settings.paths.data_dir / "locks", session.id, _give_up):
             if is_being_answered(store, session.id):
-                raise _Busy
+                _give_up()
             for cache_format in formats:
                 try:
                     done = convert_words(settings, session.id, cache_format, session.model, dry_run=False)
@@ -131,22 +110,22 @@ def _converted(settings: Settings, store: SessionService, one: UnusedSession, fo
                 else:
                     how = f"{done}; {way_back(store, session)}".replace("\n", "; ")
                     return f"is kept in {cache_format}, and approximate: {how}"
-    except _Busy:
-        why = "an answer is being written in it"
+    except UsageError as error:
+        why = str(error)
     return f"stays exact: {why}"
 
 
 def _give_up() -> None:
-    raise _Busy
+    raise UsageError("an answer is being written in it")
 
 
-def _unused(settings: Settings, store: SessionService, answered: SessionId | None) -> list[UnusedSession]:
+def _unused(settings: Settings, store: SessionService, answered: SessionId | None) -> list[BlockOwner]:
     """Return the conversations that may be converted, longest unused first. Looks at every block."""
     held = {row.id: row for row in holders(store, settings) if row.kind == "session"}
     return [
-        UnusedSession(session=one.session, num_bytes=row.num_bytes, own_bytes=row.own_bytes)
+        held[one.session.id]
         for one in reversed(store.list_sessions())
-        if (row := held.get(one.session.id)) is not None
+        if one.session.id in held
         and one.session.id != answered
         and one.is_exact
         and one.session.model
@@ -156,5 +135,5 @@ def _unused(settings: Settings, store: SessionService, answered: SessionId | Non
 
 
 def _used_bytes(settings: Settings) -> int:
-    with closing(CacheAdmin(settings.paths.cache_dir, encryptor=settings.engine.encryptor)) as admin:
+    with closing(open_cache(settings)) as admin:
         return admin.usage().num_bytes + admin.aside_bytes()

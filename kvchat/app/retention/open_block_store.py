@@ -9,7 +9,6 @@ from kvchat.engine.api.ids import GroupId, root_key
 from kvchat.engine.memory.disk.block_file import Layout
 from kvchat.engine.memory.disk.io import SYSTEM, SystemFiles
 from kvchat.engine.memory.disk.offline_block_store import OfflineBlockStore
-from kvchat.engine.memory.disk.pinned_blocks import used_views
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.models.checkpoints.prepared import elsewhere
 from kvchat.session.kv.block_references import References, runs_of
@@ -57,7 +56,7 @@ def drop_blocks(
     """
     own, others = References(), store.references(block_store.block_size)
     own.add(runs_of(turns, root_key(block_store.fingerprint, session.namespace), block_store.block_size))
-    add_view_turns(own, session, turns, block_store.block_size, used_views(settings.paths.cache_dir))
+    add_view_turns(own, session, turns, block_store.block_size, settings.paths.cache_dir)
     doomed = own.keys - others.keys
     for parent in own.runs:
         for key, token_ids in block_store.tails_behind(parent):

@@ -143,7 +143,6 @@ class SessionPins:
         """Return the keys of a session's full blocks and of its branches' tails, by fingerprint."""
         # Imported by whoever pins: a list of sessions is to be there at once.
         from kvchat.app.retention.view_blocks import add_view_turns
-        from kvchat.engine.memory.disk.pinned_blocks import used_views
 
         session, turns = self._store.session(session_id), self._store.all_turns(session_id)
         known = {turn.fingerprint for turn in turns}
@@ -158,7 +157,7 @@ class SessionPins:
             size = admin.block_size(digest) or self._block_size
             referred = References()
             referred.add(runs_of(turns, root, size))
-            add_view_turns(referred, session, turns, size, used_views(self._cache_dir))
+            add_view_turns(referred, session, turns, size, self._cache_dir)
             # The last token of an answer is not computed before the next message.
             ends = (path_keys(root, ids[:-1], size)[-1:] for ids in paths)
             found[digest] = sorted(referred.keys.union(*ends))

@@ -219,11 +219,9 @@ class SessionService(SessionStore):
     def _add(self, found: References, session_id: SessionId, turns: Sequence[Turn], block_size: int) -> None:
         # Imported by whoever removes: a list of sessions is to be there at once.
         from kvchat.app.retention.view_blocks import add_view_turns
-        from kvchat.engine.memory.disk.pinned_blocks import used_views
 
         add_turns(found, self, session_id, turns, block_size)
-        if views := used_views(self._cache_dir):
-            add_view_turns(found, self.session(session_id), turns, block_size, views)
+        add_view_turns(found, self.session(session_id), turns, block_size, self._cache_dir)
 
     def _keep_rest(self, session_id: SessionId) -> None:
         """Keep of a pinned session what it has now."""
@@ -242,19 +240,18 @@ class SessionService(SessionStore):
         with suppress(EngineFailed):  # then it writes nothing more
             self.drain()
         self._left_in_cache = ()
-        if not self._has_cache():
-            delete()
-            return Removed()
+        own = None
         with ExitStack() as opened:
             try:
-                admin = opened.enter_context(closing(self._admin()))
-                blocks = admin.blocks()
-                own = by_size(blocks, refer)
+                if self._has_cache():
+                    admin = opened.enter_context(closing(self._admin()))
+                    blocks = admin.blocks()
+                    own = by_size(blocks, refer)
             except (StorageError, OSError) as error:
-                delete()  # text goes whatever becomes of its blocks
                 self._left_in_cache = (_not_removed(error),)
+            delete()  # text goes whatever becomes of its blocks
+            if own is None:
                 return Removed()
-            delete()
             try:
                 return self._remove_blocks(admin, blocks, own, let_go)
             except (StorageError, OSError) as error:

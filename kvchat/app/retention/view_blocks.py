@@ -4,32 +4,34 @@ Exact blocks follow from token ids alone; those over a view follow from the view
 answers start as well.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from kvchat.engine.api.ids import BlockKey, block_key, u32le
 from kvchat.engine.api.view import View
 from kvchat.engine.formats.view_schedule import schedule_over
+from kvchat.engine.memory.disk.pinned_blocks import used_views
 from kvchat.session.kv.block_references import References, Run, chain_root
 from kvchat.session.kv.provenance import namespace_of
 from kvchat.session.tree import Session, Turn, path_to, path_token_ids
 
 
 def add_view_turns(
-    found: References, session: Session, turns: Sequence[Turn], block_size: int, views: Iterable[View]
+    found: References, session: Session, turns: Sequence[Turn], block_size: int, cache_dir: Path
 ) -> None:
-    """Add what some turns of a session, a parent before its children, refer to over views."""
+    """Add what some turns of a session, a parent before its children, refer to over the views used there."""
     roots = [
         root
         for fingerprint in sorted({turn.fingerprint for turn in turns})
         if (root := chain_root(fingerprint, session.namespace)) is not None
     ]
-    for view in views:
-        for path in paths(turns):
+    for view in used_views(cache_dir):
+        for path in _paths(turns):
             for root in roots:
                 found.add(_runs(session, path, root, block_size, view))
 
 
-def paths(turns: Sequence[Turn]) -> Iterator[tuple[Turn, ...]]:
+def _paths(turns: Sequence[Turn]) -> Iterator[tuple[Turn, ...]]:
     """Yield the path to each turn that nothing follows."""
     known = {turn.id: turn for turn in turns}
     parents = {turn.parent_id for turn in turns}

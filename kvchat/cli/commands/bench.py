@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from kvchat.cli.commands.ask.answer_writers import error_event
 from kvchat.cli.output.signals import StopSignals
-from kvchat.cli.output.streams import Output, Status, as_json
+from kvchat.cli.output.streams import Output, Status, as_json, tell
 from kvchat.cli.parser.options import ListOptions
 from kvchat.cli.parser.typer_parameters import Argument, Option, option_class
 from kvchat.errors import KvchatError, UsageError
@@ -71,8 +71,7 @@ def measure(options: BenchOptions, tree: Path) -> int:
         if code:
             return _broken_off(code, as_json=as_json(options))
         report |= found if module == _MODULE else {module.rpartition(".")[2]: found}
-    if as_json(options):
-        Output().json(report)
+    tell(options, report)
     return 0
 
 

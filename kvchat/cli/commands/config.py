@@ -20,7 +20,7 @@ from kvchat.app.config import (
     value_of,
 )
 from kvchat.app.config_edit import change_file, write_private
-from kvchat.cli.output.streams import Output, Status, as_json, tell_path
+from kvchat.cli.output.streams import Output, Status, as_json, tell
 from kvchat.cli.parser.options import EngineOptions, Json, ListOptions, Ndjson, PlaceOptions
 from kvchat.cli.parser.shell_completion import complete_setting
 from kvchat.cli.parser.typer_parameters import Argument, Option, option_class
@@ -127,7 +127,8 @@ def edit_config(options: PlaceOptions) -> None:
 
 def show_path(options: ListOptions) -> None:
     """Print where the person's configuration file is, or would be."""
-    tell_path(options, own_file(options.config))
+    path = str(own_file(options.config))
+    tell(options, {"path": path}, path)
 
 
 def show_schema(options: ListOptions) -> None:

@@ -1,6 +1,5 @@
 """`kvchat encrypt`: turn encryption of conversations and KV on and off, and change what opens them."""
 
-import os
 import secrets
 from contextlib import closing
 from dataclasses import replace
@@ -8,7 +7,7 @@ from typing import Annotated
 
 from kvchat.app import unlock
 from kvchat.app.config import Settings
-from kvchat.cli.output.streams import Output, Status, as_json
+from kvchat.cli.output.streams import Status, tell
 from kvchat.cli.parser.options import ListOptions
 from kvchat.cli.parser.typer_parameters import Option, option_class
 from kvchat.errors import UsageError
@@ -35,8 +34,6 @@ from kvchat.session.unsent_drafts import DraftStore
 
 @option_class
 class EncryptOptions(ListOptions):
-    """Options of choosing what opens the conversations."""
-
     keyring: Annotated[
         bool, Option("--keyring", help="Keep the key in the system's keyring; no passphrase.")
     ] = False
@@ -58,7 +55,7 @@ def turn_on(options: EncryptOptions) -> None:
     require_packages()
     data_key = new_data_key()
     encryptor = Encryptor(data_key)
-    key = _wrapped(data_key, options, unlock.given(os.environ))
+    key = _wrapped(data_key, options, unlock.given())
     try:
         switch(paths, key, PLAIN, EncryptedTables(encryptor))
     except BaseException:
@@ -73,8 +70,7 @@ def turn_on(options: EncryptOptions) -> None:
         status.note("nobody can read them without the keyring: `kvchat encrypt change` sets a passphrase")
     for copy in damaged_copies(paths.sessions_db):
         status.note(f"not encrypted: {copy}, a damaged database that was kept; remove it if you can")
-    if as_json(options):
-        Output().json(_values(key))
+    tell(options, _values(key))
 
 
 def turn_off(options: ListOptions) -> None:
@@ -82,26 +78,24 @@ def turn_off(options: ListOptions) -> None:
     settings = options.settings(unlock=False)
     paths, status = settings.paths, Status(quiet=options.quiet)
     key = _key_of(settings)
-    encryptor = Encryptor(unlock.data_key_of(key, os.environ))
+    encryptor = Encryptor(unlock.data_key_of(key))
     switch(paths, replace(key, state=KeyState.TURNING_OFF), EncryptedTables(encryptor), PLAIN)
     unlock.forget_in_keyring(key)
     status.note(f"{_num_sessions(settings, None)} decrypted")
-    if as_json(options):
-        Output().json(_values(None))
+    tell(options, _values(None))
 
 
 def change(options: EncryptOptions) -> None:
     """Change the passphrase, or what opens the conversations. Nothing is encrypted anew."""
     settings = options.settings(unlock=False)
     key = _key_of(settings)
-    data_key = unlock.data_key_of(key, os.environ)
+    data_key = unlock.data_key_of(key)
     with unlock.alone(settings.paths):
-        changed = replace(_wrapped(data_key, options, unlock.given_new(os.environ)), state=key.state)
+        changed = replace(_wrapped(data_key, options, unlock.given_new()), state=key.state)
         write_key(key_path(settings.paths.data_dir), changed)
     unlock.forget_in_keyring(key)
     Status(quiet=options.quiet).note(f"{_OPENERS[changed.kind]} opens the conversations from now on")
-    if as_json(options):
-        Output().json(_values(changed))
+    tell(options, _values(changed))
 
 
 def switch(paths: Paths, key: KeyFile, source: Tables, target: Tables) -> None:
@@ -129,12 +123,10 @@ def show_status(options: ListOptions) -> None:
     """Say whether conversations and KV are encrypted, and what opens them. Asks for no passphrase."""
     settings = options.settings(unlock=False)
     key = unlock.key_in_use(settings.paths)
-    if as_json(options):
-        Output().json(_values(key))
-    elif key is None:
-        Output().line("conversations and KV are not encrypted; `kvchat encrypt on` encrypts them")
-    else:
-        Output().line(f"conversations and KV are encrypted; {_OPENERS[key.kind]} opens them")
+    words = "conversations and KV are not encrypted; `kvchat encrypt on` encrypts them"
+    if key is not None:
+        words = f"conversations and KV are encrypted; {_OPENERS[key.kind]} opens them"
+    tell(options, _values(key), words)
 
 
 def _values(key: KeyFile | None) -> dict[str, object]:

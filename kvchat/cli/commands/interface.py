@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 from kvchat.app.composition import Kvchat, opened
 from kvchat.app.engine_swap import EngineSwap
-from kvchat.app.open_store import last_used, short_id
+from kvchat.app.open_store import last_used, short_ids
 from kvchat.cli.commands.ask.pack_use import (
     begun_with,
     chosen_pack,
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 @option_class
 class ResumeOptions(TalkOptions):
-    """Options of the terminal interface."""
-
     session: SessionWords = None
     named: NamedSession = None
     continue_last: LastSession = False
@@ -45,11 +43,6 @@ class ResumeOptions(TalkOptions):
         bool, Option("--no-attach", help="Load the model here; the interface always does.")
     ] = False
     pack: PackName = None
-
-    @property
-    def reference(self) -> str | None:
-        """The session that is named; a title needs no quotes."""
-        return " ".join(self.session) if self.session else self.named
 
 
 def resume(options: ResumeOptions) -> int:
@@ -91,13 +84,10 @@ def resume(options: ResumeOptions) -> int:
         from kvchat.ui.app import KvchatApp
 
         def make() -> "InterfaceHost":
-            if is_remote:
-                from kvchat.app.remote_host import RemoteHost
+            from kvchat.app.interface_host import InterfaceHost, RemoteHost
 
-                return RemoteHost(settings, kvchat, chat, engine, options.config, flags)
-            from kvchat.app.interface_host import InterfaceHost
-
-            return InterfaceHost(settings, kvchat, chat, engine, options.config, flags)
+            kind = RemoteHost if is_remote else InterfaceHost
+            return kind(settings, kvchat, chat, engine, options.config, flags)
 
         host = LazyHost(settings, make)
 
@@ -138,26 +128,27 @@ def _tell_how_to_resume(kvchat: Kvchat, session_id: SessionId | None) -> None:
     if sys.stdout is None or not sys.stdout.isatty():
         return
     with suppress(KvchatError):
-        ids = [summary.session.id for summary in kvchat.store.list_sessions()]
-        if session_id in ids:
-            print(f"resume with: kvchat {short_id(session_id, ids)}")
+        names = short_ids(summary.session.id for summary in kvchat.store.list_sessions())
+        if session_id in names:
+            print(f"resume with: kvchat {names[session_id]}")
 
 
 def _session_id(kvchat: Kvchat, options: ResumeOptions) -> SessionId | None:
     """Return the id of the session that is meant, None for a new one."""
     if options.continue_last:
         return last_used(kvchat.store)
-    if options.reference is None:
+    reference = " ".join(options.session) if options.session else options.named  # a title needs no quotes
+    if reference is None:
         return None
     try:
-        return kvchat.store.find(options.reference).id
+        return kvchat.store.find(reference).id
     except SessionNotFound as error:
         from difflib import get_close_matches
 
         from kvchat.cli.parser.command_table import COMMANDS
 
         commands = {command.words.split()[0] for command in COMMANDS}
-        near = get_close_matches(options.reference.split()[0], sorted(commands), n=1)
+        near = get_close_matches(reference.split()[0], sorted(commands), n=1)
         if not near:
             raise
         raise SessionNotFound(f"{error}\nDid you mean the command `kvchat {near[0]}`?") from error

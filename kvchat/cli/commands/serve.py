@@ -9,7 +9,7 @@ from kvchat.chat.service import Chat
 from kvchat.cli.output.engine_wait import wait_until_loaded
 from kvchat.cli.output.logs import start_log
 from kvchat.cli.output.signals import StopRequested, StopSignals
-from kvchat.cli.output.streams import Output, Status, as_json
+from kvchat.cli.output.streams import Output, Status, as_json, tell
 from kvchat.cli.parser.options import EngineOptions, Json, Ndjson
 from kvchat.cli.parser.typer_parameters import Option, option_class
 from kvchat.errors import ConfigError, EngineFailed, UsageError
@@ -96,12 +96,9 @@ class _Endpoint:
         signals.stop_with(stop.set)
         try:
             server.start()
-            status.note(f"serving {kvchat.engine.info().model}; the API key is in {self._key_file}")
-            if as_json(self._options):
-                model, key_file = kvchat.engine.info().model, str(self._key_file)
-                Output().json({"url": server.url, "model": model, "api_key_file": key_file})
-            else:
-                Output().line(server.url)
+            model, key_file = kvchat.engine.info().model, str(self._key_file)
+            status.note(f"serving {model}; the API key is in {key_file}")
+            tell(self._options, {"url": server.url, "model": model, "api_key_file": key_file}, server.url)
             while not stop.wait(_POLL_S):
                 _check(kvchat)
         finally:

@@ -4,7 +4,7 @@ import os
 import signal
 from collections.abc import Callable
 from threading import Thread
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 _WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -41,9 +41,7 @@ class StopSignals:
             self._before.append((number, signal.signal(number, self._handle)))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before:
             signal.signal(number, handler)
 

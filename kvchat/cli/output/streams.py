@@ -7,7 +7,6 @@ import select
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Protocol, TextIO
 
 from kvchat.cli.output.wrap import beside, fold
@@ -113,12 +112,14 @@ def written_as_json(wanted: Wanted, output: Output, rows: Iterable[object]) -> b
     return as_json(wanted)
 
 
-def tell_path(wanted: Wanted, path: Path) -> None:
-    """Print a path, as it is or as JSON."""
+def tell(wanted: Wanted, values: object, *lines: str) -> None:
+    """Print values as JSON where a program reads them, else lines for people."""
+    output = Output()
     if as_json(wanted):
-        Output().json({"path": str(path)})
-    else:
-        Output().line(str(path))
+        output.json(values)
+        return
+    for line in lines:
+        output.line(line)
 
 
 class Status:

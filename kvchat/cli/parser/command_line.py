@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields
 from functools import cache, cached_property
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -64,28 +64,21 @@ def _function_of(command: Command) -> Callable[..., int | None]:
         except BrokenPipeError:
             raise typer.Exit(141) from None
 
-    hints = {
-        name: _as_typer_has_it(hint) for name, hint in get_type_hints(options, include_extras=True).items()
-    }
-    parameters = [
-        inspect.Parameter(
-            one.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if one.default is MISSING else one.default,
-            annotation=hints[one.name],
+    hints, parameters = get_type_hints(options, include_extras=True), []
+    for one in fields(options):
+        kind, parameter = get_args(hints[one.name])
+        default = inspect.Parameter.empty if one.default is MISSING else one.default
+        parameters.append(
+            inspect.Parameter(
+                one.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=default,
+                annotation=Annotated[kind, parameter.for_typer(kind)],
+            )
         )
-        for one in fields(options)
-    ]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in parameters}
     return run
-
-
-def _as_typer_has_it(hint: Any) -> Any:
-    if get_origin(hint) is not Annotated:
-        return hint
-    kind, parameter = get_args(hint)
-    return Annotated[kind, parameter.for_typer(kind)]
 
 
 def _all_commands() -> dict[str, Any]:
@@ -208,7 +201,7 @@ def arrange(words: Sequence[str], command: Any) -> list[str]:
     verb = _first_word(words, takes_value)
     if verb is None:
         wants_help = "-h" in words or "--help" in words
-        return [name, *words] if wants_help else [name, DEFAULT_VERBS[name], *words]
+        return [name, *words] if wants_help else [name, DEFAULT_VERBS.get(name, "list"), *words]
     said = words.pop(verb)
     if said == "ls" and "ls" not in verbs and "list" in verbs:
         said = "list"

@@ -31,14 +31,11 @@ class Command:
     examples: tuple[str, ...] = ()
 
     @property
-    def takes(self) -> type:
+    def takes(self) -> Any:
         """The class of its options."""
-        found: type
         if self.options is not None:
-            found = resolve_name(_COMMANDS + self.options)
-        else:
-            found = signature(self.does).parameters["options"].annotation
-        return found
+            return resolve_name(_COMMANDS + self.options)
+        return signature(self.does).parameters["options"].annotation
 
     @property
     def does(self) -> Any:
@@ -68,17 +65,10 @@ FAMILIES = {
     "encrypt": "Encrypt conversations and KV on disk.",
 }
 
-DEFAULT_VERBS = {
-    "sessions": "list",
-    "pack": "list",
-    "models": "list",
-    "cache": "status",
-    "config": "show",
-    "encrypt": "status",
-}
-"""What a family does when nothing is said."""
+DEFAULT_VERBS = {"cache": "status", "config": "show", "encrypt": "status"}
+"""What these families do when nothing is said; the others list."""
 
-TALKING = (
+COMMANDS = (
     _command(
         "ask",
         "ask.ask:ask",
@@ -106,7 +96,7 @@ TALKING = (
     ),
     _command(
         "doctor",
-        "doctor.doctor:doctor",
+        "doctor:doctor",
         "Check the installation, and say what to do.",
         "kvchat doctor --no-model",
     ),
@@ -145,9 +135,6 @@ TALKING = (
         "Print the manual page.",
         "kvchat man | man -l -",
     ),
-)
-
-SESSIONS = (
     _command(
         "sessions list",
         "sessions.browse:list_sessions",
@@ -220,9 +207,6 @@ SESSIONS = (
         "kvchat sessions convert demo int4    # what it saves and loses is told first",
         "kvchat sessions convert demo exact",
     ),
-)
-
-KEEPING = (
     _command(
         "pack make",
         "pack.make:make_pack",
@@ -317,8 +301,6 @@ KEEPING = (
     _command("encrypt change", "encrypt:change", "Change the passphrase."),
     _command("encrypt status", "encrypt:show_status", "Show what is encrypted."),
 )
-
-COMMANDS = TALKING + SESSIONS + KEEPING
 
 
 def examples_text(examples: tuple[str, ...]) -> str:

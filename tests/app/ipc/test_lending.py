@@ -21,7 +21,6 @@ from kvchat.chat.engine_client import EngineClient
 from kvchat.chat.service import Chat, TextDelta, TurnFinished
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.events import FinishReason, RequestFinished, TokenEmitted
-from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.request import Request
 from kvchat.errors import EngineFailed, InvalidRequest, StorageError
 from kvchat.session.store import SessionStore
@@ -85,14 +84,12 @@ def test_the_lender_ends_an_answer_at_the_stop_strings_of_a_model_without_a_temp
     assert len(last.answer.token_ids or ()) < len(ids)
 
 
-def test_a_sequence_of_somebody_else_cannot_be_continued_forked_or_released(
+def test_a_sequence_of_somebody_else_cannot_be_continued_or_released(
     borrowed: EngineClientProxy, engine: ScriptedEngine
 ) -> None:
     theirs = engine.submit(PROMPT).sequence
     with pytest.raises(InvalidRequest, match="somebody else"):
         borrowed.submit(Request(token_ids=(1, 2, 3, 4), sequence=theirs))
-    with pytest.raises(InvalidRequest, match="somebody else"):
-        borrowed.fork(theirs)
     borrowed.release(theirs)
     borrowed.info()  # behind the release, in order
     assert theirs in engine.live
@@ -104,13 +101,12 @@ def test_whoever_sits_before_the_lender_goes_first(
     engine.held_after = 1
     handle = borrowed.submit(PROMPT)
     handle.prioritise(0)
-    wait_until(lambda: engine.handles[0].priorities == [BEHIND])
     handle.cancel()
     tokens_of(handle)
     borrowed.prioritise_sequence(handle.sequence, 0)
     borrowed.info()
     assert engine.requests[0].priority == BEHIND
-    assert engine.sequence_priorities[handle.sequence] == BEHIND
+    assert (engine.handles[0].priorities, engine.sequence_priorities) == ([], {})
 
 
 def test_a_cancelled_request_ends_within_a_step(borrowed: EngineClientProxy, engine: ScriptedEngine) -> None:
@@ -325,16 +321,15 @@ def test_another_kvchat_looks_for_another_engine(tmp_path: Path, monkeypatch: py
     assert identity_of(tmp_path, config) != one
 
 
-def test_sequences_of_a_fork_belong_to_the_borrower(
+def test_sequences_of_a_request_belong_to_the_borrower(
     borrowed: EngineClientProxy, engine: ScriptedEngine
 ) -> None:
     handle = borrowed.submit(PROMPT)
     tokens_of(handle)
-    forked = borrowed.fork(handle.sequence)
-    ids = tuple(engine.live[SequenceId(forked)])
+    ids = tuple(engine.live[handle.sequence])
     assert borrowed.reusable_len((*ids, 1)) == len(ids)
-    borrowed.release(forked)
-    wait_until(lambda: forked not in engine.live)
+    borrowed.release(handle.sequence)
+    wait_until(lambda: handle.sequence not in engine.live)
 
 
 def test_nobody_waits_for_ever_for_a_lender_that_was_stopped() -> None:

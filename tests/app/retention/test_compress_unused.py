@@ -12,9 +12,9 @@ from traceback import walk_stack
 
 import pytest
 
-from kvchat.app.retention.compress_unused import FREE_SHARE, UnusedSession, first_that_pays, is_nearly_full
+from kvchat.app.retention.block_owners import BlockOwner
+from kvchat.app.retention.compress_unused import FREE_SHARE, first_that_pays, is_nearly_full
 from kvchat.session.kv.provenance import origin_of
-from kvchat.session.tree import Session, SessionId
 from kvchat.session.turn_lock import turn_lock
 from tests.cli.command_line import Run
 from tests.cli.homes import block_bytes, session_of
@@ -148,11 +148,10 @@ def test_ctrl_c_behind_the_answer_ends_the_process_that_converts_and_starts_no_o
     assert session_of(home, "small").namespace == ""
 
 
-def unused(title: str, num_bytes: int, own_bytes: int) -> UnusedSession:
-    session = Session(
-        id=SessionId(title), title=title, system="", model="tiny", created_at=0.0, updated_at=0.0
+def unused(title: str, num_bytes: int, own_bytes: int) -> BlockOwner:
+    return BlockOwner(
+        kind="session", name=title, id=title, num_blocks=1, num_bytes=num_bytes, own_bytes=own_bytes
     )
-    return UnusedSession(session=session, num_bytes=num_bytes, own_bytes=own_bytes)
 
 
 @pytest.mark.pure

@@ -20,7 +20,7 @@ from kvchat.cli.commands.ask.answer_writers import (
     error_event,
     notice_event,
 )
-from kvchat.cli.commands.ask.candidates import CandidatesWriter, is_cut_off
+from kvchat.cli.commands.ask.candidates import CandidatesWriter
 from kvchat.cli.commands.ask.options import AskOptions
 from kvchat.cli.commands.ask.pack_use import (
     begun_with,
@@ -30,7 +30,7 @@ from kvchat.cli.commands.ask.pack_use import (
     refuse_other_model,
 )
 from kvchat.cli.commands.ask.prompt import piped_stdin, read_prompt
-from kvchat.cli.commands.ask.strict_cache import StrictCacheCheck
+from kvchat.cli.commands.ask.strict_cache import StrictCacheCheck, edited_question
 from kvchat.cli.output.engine_wait import own_turn, wait_until_loaded
 from kvchat.cli.output.logs import start_log
 from kvchat.cli.output.signals import StopRequested, StopSignals
@@ -47,7 +47,7 @@ from kvchat.errors import (
     UsageError,
 )
 from kvchat.session.packs import Pack
-from kvchat.session.tree import Finish, SessionId, nth_last_question
+from kvchat.session.tree import Finish, SessionId
 from kvchat.text.revision import edit_words
 
 CUT_OFF = 8
@@ -212,8 +212,7 @@ class _Question:
         self._tell_problem()
         chat.close(conversation)
         if not self._options.temp:
-            ids = [summary.session.id for summary in store.list_sessions()]
-            self._status.note(f"resume with: kvchat {short_id(conversation.session.id, ids)}")
+            self._status.note(f"resume with: kvchat {short_id(store, conversation.session.id)}")
         return code
 
     def _load(self, reference: SessionId | None) -> Chat:
@@ -283,12 +282,9 @@ class _Question:
 
     def _missed(self, event: ChatEvent | SampleEvent) -> CacheMissed | None:
         """Return what is wrong where less comes from the cache than was there: a block may be damaged."""
-        try:
-            if self._expected is not None and isinstance(event, Prefill):
-                self._expected.check_reused(event.cached_tokens)
-        except CacheMissed as missed:
-            return missed
-        return None
+        if self._expected is None or not isinstance(event, Prefill):
+            return None
+        return self._expected.missed(event.cached_tokens)
 
     def _ask_several(self, chat: Chat, conversation: Conversation, prompt: str, signals: StopSignals) -> int:
         answers = CandidatesWriter(
@@ -299,7 +295,8 @@ class _Question:
             turns, is_read = answers.run(chat, conversation, prompt)
         if not is_read:
             return CLOSED_PIPE
-        return CUT_OFF if self._options.fail_on_length and is_cut_off(turns) else 0
+        is_cut_off = any(turn.finish is Finish.LENGTH for turn in turns)
+        return CUT_OFF if self._options.fail_on_length and is_cut_off else 0
 
     @property
     def _wants_stats(self) -> bool:
@@ -312,9 +309,7 @@ class _Question:
             return chat.continue_answer(conversation)
         if self._options.edit is None:
             return chat.send(conversation, prompt)
-        question = nth_last_question(conversation.turns, self._options.edit)
-        if question is None:
-            raise UsageError(f"there is no message {self._options.edit} from the end to edit")
+        question = edited_question(conversation.turns, self._options.edit)
         self._status.note(edit_words(chat.edit_cost(conversation, question.id, prompt)))
         return chat.edit(conversation, question.id, prompt)
 

@@ -22,7 +22,7 @@ from kvchat.errors import (
     StorageError,
     UsageError,
 )
-from kvchat.session.tree import Finish, Turn
+from kvchat.session.tree import Turn
 
 Missed = Callable[[SampleEvent], CacheMissed | None]
 
@@ -138,7 +138,3 @@ class CandidatesWriter:
         if self._stats:
             for answer in answers:
                 self._status.note(describe_cost(answer, session))
-
-
-def is_cut_off(answers: Sequence[Turn]) -> bool:
-    return any(answer.finish is Finish.LENGTH for answer in answers)

@@ -17,8 +17,6 @@ from kvchat.cli.parser.typer_parameters import Argument, Option, option_class
 
 @option_class
 class AskOptions(TalkOptions):
-    """Options of one question."""
-
     question: Annotated[
         list[str] | None,
         Argument(help="The question.", metavar="[QUESTION]...", show_default=False, any_bytes=True),

@@ -2,10 +2,11 @@
 
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvchat.app.config import Settings
+from kvchat.app.model_location import with_adapter
+from kvchat.app.open_store import open_cache
 from kvchat.errors import PackMismatch, UsageError
 from kvchat.session.packs import Pack, PackStore
 from kvchat.session.tree import Session
@@ -36,10 +37,7 @@ def chosen_pack(name: str | None, system: str | None, settings: Settings) -> Pac
 
 def begun_with(pack: Pack, settings: Settings) -> Settings:
     """Return the settings of a new conversation that begins with a pack: its text and its adapter."""
-    engine = settings.engine
-    if engine.adapter is None and pack.adapter:
-        engine = replace(engine, adapter=Path(pack.adapter))
-    return replace(settings, system=pack.text, engine=engine)
+    return replace(with_adapter(settings, pack.adapter), system=pack.text)
 
 
 def refuse_other_beginning(pack: Pack, session: Session) -> None:
@@ -65,10 +63,7 @@ def refuse_other_model(pack: Pack, chat: "Chat") -> None:
 
 def keep_again(pack: Pack, settings: Settings) -> None:
     """See that a pack's blocks are kept, also where the cache was deleted since it was made."""
-    # Imported by whoever uses a pack: all other questions begin without it.
-    from kvchat.engine.memory.disk.cache_admin import CacheAdmin
-
-    with closing(CacheAdmin(settings.paths.cache_dir, encryptor=settings.engine.encryptor)) as admin:
+    with closing(open_cache(settings)) as admin:
         if not admin.is_kept(pack.id):
             admin.keep(pack.id, bytes.fromhex(pack.fingerprint), pack.keys)
 

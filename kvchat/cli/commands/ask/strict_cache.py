@@ -21,44 +21,43 @@ class StrictCacheCheck:
         Raises:
             CacheMissed: the session was written by another model, so that nothing can be reused.
         """
-        self._ids = _past(conversation, pack, edit)
-        is_whole = not _path(conversation, edit)
-        self.num_tokens = len(self._ids) if is_whole else max(0, len(self._ids) - 1)
+        path = conversation.turns
+        if edit is not None:
+            path = path[: path.index(edited_question(path, edit))]
+        ids = path_token_ids(path) if path or pack is None else pack.token_ids
+        if ids is None:
+            raise CacheMissed(
+                "the text of this session came without tokens, so nothing of it can be reused; ask without"
+                " --strict-cache to compute it"
+            )
+        self.num_tokens = max(0, len(ids) - 1) if path else len(ids)
+        self._ids = ids
         self._namespace = conversation.session.namespace
 
     def check(self, chat: Chat) -> None:
         """Raise CacheMissed if less than that is kept. Waits for the engine."""
         if self.num_tokens:
             probe = (*self._ids, self._ids[-1])  # a prompt is never reused to its last token
-            self.check_reused(chat.engine.reusable_len(probe, self._namespace))
+            if (missed := self.missed(chat.engine.reusable_len(probe, self._namespace))) is not None:
+                raise missed
 
-    def check_reused(self, num_tokens: int) -> None:
-        """Raise CacheMissed if fewer tokens than that were reused."""
-        if num_tokens < self.num_tokens:
-            raise CacheMissed(
-                f"only {num_tokens:,} of {self.num_tokens:,} tokens that were computed before can be reused:"
-                " their KV is of another model or format, damaged, or was removed; ask without --strict-cache"
-                " to compute them again"
-            )
-
-
-def _past(conversation: Conversation, pack: Pack | None, edit: int | None) -> tuple[int, ...]:
-    path = _path(conversation, edit)
-    if not path:
-        return pack.token_ids if pack is not None else ()
-    ids = path_token_ids(path)
-    if ids is None:
-        raise CacheMissed(
-            "the text of this session came without tokens, so nothing of it can be reused; ask without"
-            " --strict-cache to compute it"
+    def missed(self, num_tokens: int) -> CacheMissed | None:
+        """Return what is wrong if fewer tokens than that were reused."""
+        if num_tokens >= self.num_tokens:
+            return None
+        return CacheMissed(
+            f"only {num_tokens:,} of {self.num_tokens:,} tokens that were computed before can be reused:"
+            " their KV is of another model or format, damaged, or was removed; ask without --strict-cache"
+            " to compute them again"
         )
-    return ids
 
 
-def _path(conversation: Conversation, edit: int | None) -> Sequence[Turn]:
-    if edit is None:
-        return conversation.turns
-    question = nth_last_question(conversation.turns, edit)
+def edited_question(turns: Sequence[Turn], num: int) -> Turn:
+    """Return the message that `--edit` names, from the end.
+
+    Raises: UsageError: there is none.
+    """
+    question = nth_last_question(turns, num)
     if question is None:
-        raise UsageError(f"there is no message {edit} from the end to edit")
-    return conversation.turns[: conversation.turns.index(question)]
+        raise UsageError(f"there is no message {num} from the end to edit")
+    return question

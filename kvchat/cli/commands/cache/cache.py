@@ -1,34 +1,31 @@
-"""`kvchat cache`: what the blocks on disk amount to. Loads no model."""
+"""`kvchat cache`: what the blocks on disk, and those of a server, amount to. Loads no model."""
 
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from shutil import disk_usage
 from typing import Annotated, ClassVar
 
-from kvchat.app.config import Settings
-from kvchat.app.open_store import open_store
+from kvchat.app.config import RemoteSettings, Settings
+from kvchat.app.open_store import open_cache, open_store
 from kvchat.app.retention.block_owners import evicted, holders
-from kvchat.app.retention.partly_stored_sessions import too_long, too_long_lines
-from kvchat.cli.commands.cache.server_cache import server_state
-from kvchat.cli.output.streams import Output, as_json, tell_path, written_as_json
+from kvchat.cli.output.streams import Output, as_json, tell, written_as_json
 from kvchat.cli.parser.options import ListOptions, RemoteKeyFile, RemoteUrl
 from kvchat.cli.parser.shell_completion import complete_session
 from kvchat.cli.parser.typer_parameters import Argument, Option, option_class
-from kvchat.engine.memory.disk.cache_admin import CacheAdmin
+from kvchat.engine.api.server_cache import ServerCache
 from kvchat.engine.memory.disk.index import DiskUsage, WrittenBytes
 from kvchat.engine.models.checkpoints.prepared import PREPARED_DIR, prepared_bytes
-from kvchat.errors import StorageError, UsageError
-from kvchat.platform.encryptor import Encryptor
+from kvchat.errors import RemoteError, StorageError, UsageError
 from kvchat.platform.parsing import parse_size
+from kvchat.text.cache_usage import request_words, reuse_words, share_words
 from kvchat.text.figures import bytes_text, plural
 from kvchat.text.fit_text import one_line
 
 
 @option_class
 class StatusOptions(ListOptions):
-    """Options of saying what a cache amounts to; a server has one too."""
-
     is_talk: ClassVar[bool] = True
     remote: RemoteUrl = None
     remote_key_file: RemoteKeyFile = None
@@ -36,8 +33,6 @@ class StatusOptions(ListOptions):
 
 @option_class
 class EvictOptions(ListOptions):
-    """Options of removing blocks from the disk."""
-
     sessions: Annotated[
         list[str] | None,
         Argument(
@@ -67,6 +62,7 @@ class EvictOptions(ListOptions):
 _SHORT_FINGERPRINT = 12
 _LITTLE_BYTES = 64 * 2**20
 """Less free space than this is told: a block of a large model takes some megabytes."""
+_UNTOLD = "its /metrics tell nothing of one; vLLM, SGLang, llama.cpp and `kvchat serve` report theirs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,15 +78,38 @@ class DiskState:
         return None if self.usages is None else sum(usage.num_bytes for usage in self.usages.values())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ServerState:
+    """A server. `cache`: None where it reports nothing; `problem`: why not."""
+
+    url: str
+    cache: ServerCache | None
+    problem: str | None
+
+    def values(self) -> dict[str, object]:
+        reported = asdict(self.cache or ServerCache())
+        return {"url": self.url, "problem": self.problem} | reported
+
+    def lines(self) -> Iterator[str]:
+        yield f"server  {self.url}"
+        if self.cache is None:
+            yield f"  its cache is unknown: {self.problem}"
+            return
+        yield f"  device    {share_words(self.cache.usage)}"
+        yield f"  host      {share_words(self.cache.host_usage)}"
+        yield f"  reused    {reuse_words(self.cache)}"
+        yield f"  requests  {request_words(self.cache)}"
+
+
 def cache_status(options: StatusOptions) -> None:
     """Say what is kept on disk, by model, and what a server reports of its cache where one answers."""
     settings = options.settings()
     output = Output()
-    state = disk_state(settings.paths.cache_dir, settings.engine.encryptor)
-    server, long = server_state(settings.remote), too_long(settings)
+    state = disk_state(settings)
+    server = _server_state(settings.remote)
     if as_json(options):
-        values = _status_values(settings, state) | {"too_long": list(map(asdict, long))}
-        output.json(values | {"server": None if server is None else server.values()})
+        told = {"server": None if server is None else server.values()}
+        output.json(_status_values(settings, state) | told)
         return
     total = "unknown" if state.num_bytes is None else bytes_text(state.num_bytes)
     output.line(f"disk  {total}{_of(settings.engine.disk_bytes)} in {settings.paths.cache_dir}")
@@ -103,8 +122,6 @@ def cache_status(options: StatusOptions) -> None:
         output.line(f"written  {today}{_of(settings.engine.disk_daily_bytes)} today, {ever} in all")
     if state.problem is not None:
         output.line(f"problem  {state.problem}")
-    for line in too_long_lines(long, settings):
-        output.line(line)
     output.line("device and host memory are used only while a model is loaded")
     for line in () if server is None else server.lines():
         output.line(line)
@@ -114,11 +131,7 @@ def cache_gc(options: ListOptions) -> None:
     """Remove the blocks that no session refers to. Blocks of sessions in another data directory go too."""
     with closing(open_store(options.settings())) as store:
         removed = store.collect()
-    if as_json(options):
-        Output().json({"freed_blocks": removed.freed_blocks, "freed_bytes": removed.freed_bytes})
-    else:
-        blocks = plural(removed.freed_blocks, "block")
-        Output().line(f"removed {blocks}, {bytes_text(removed.freed_bytes)}")
+    _tell_removed(options, removed.freed_blocks, removed.freed_bytes)
 
 
 def list_blocks(options: ListOptions) -> None:
@@ -142,23 +155,27 @@ def evict_blocks(options: EvictOptions) -> None:
     settings = options.settings()
     with closing(open_store(settings)) as store:
         freed = evicted(store, settings, options.sessions or (), options.to_bytes)
-    if as_json(options):
-        Output().json({"freed_blocks": freed.num_blocks, "freed_bytes": freed.num_bytes})
-    else:
-        Output().line(f"removed {plural(freed.num_blocks, 'block')}, {bytes_text(freed.num_bytes)}")
+    _tell_removed(options, freed.num_blocks, freed.num_bytes)
+
+
+def _tell_removed(options: ListOptions, num_blocks: int, num_bytes: int) -> None:
+    values = {"freed_blocks": num_blocks, "freed_bytes": num_bytes}
+    tell(options, values, f"removed {plural(num_blocks, 'block')}, {bytes_text(num_bytes)}")
 
 
 def cache_path(options: ListOptions) -> None:
     """Print the directory of the blocks. It may be deleted at any time; conversations are not in it."""
-    tell_path(options, options.settings(unlock=False).paths.cache_dir)
+    path = str(options.settings(unlock=False).paths.cache_dir)
+    tell(options, {"path": path}, path)
 
 
-def disk_state(cache_dir: Path, encryptor: Encryptor | None) -> DiskState:
+def disk_state(settings: Settings) -> DiskState:
     """Look at what is on disk; creates nothing where there is nothing."""
+    cache_dir = settings.paths.cache_dir
     if not cache_dir.is_dir():
         return DiskState(usages={}, written=WrittenBytes(today=0, total=0), problem=None)
     try:
-        with closing(CacheAdmin(cache_dir, encryptor=encryptor)) as admin:
+        with closing(open_cache(settings)) as admin:
             return DiskState(
                 usages=admin.usages(), written=admin.written(), problem=_space_problem(cache_dir)
             )
@@ -171,6 +188,27 @@ def _space_problem(cache_dir: Path) -> str | None:
     if free_bytes >= _LITTLE_BYTES:
         return None
     return f"only {bytes_text(free_bytes)} are free on the disk of {cache_dir}: free some space"
+
+
+def _server_state(remote: RemoteSettings) -> _ServerState | None:
+    """Ask the server, if one answers; it is given up where it is silent for 10 seconds.
+
+    Raises:
+        UsageError, ConfigError: the address or the key's file is none.
+    """
+    if remote.url is None:
+        return None
+    from kvchat.platform.api_key import read_key
+    from kvchat.remote.endpoint import RemoteServer
+    from kvchat.remote.metrics import served_cache
+
+    endpoint = RemoteServer(remote.url, None if remote.key_file is None else read_key(remote.key_file))
+    try:
+        cache = served_cache(endpoint.metrics())
+    except RemoteError as error:
+        return _ServerState(url=endpoint.url, cache=None, problem=str(error))
+    problem = None if cache is not None else _UNTOLD
+    return _ServerState(url=endpoint.url, cache=cache, problem=problem)
 
 
 def _of(limit: int | None) -> str:

@@ -9,11 +9,10 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated
 
-from kvchat.app.config import Settings
-from kvchat.app.conversion.gauge_json import figures_of, write_text
+from kvchat.app.config import STARTER, Settings
 from kvchat.app.model_location import located, with_adapter
 from kvchat.app.open_store import open_store
-from kvchat.cli.output.streams import Output, Status, as_json
+from kvchat.cli.output.streams import Status, as_json, tell
 from kvchat.cli.parser.options import (
     SESSION_HELP,
     Device,
@@ -26,13 +25,14 @@ from kvchat.cli.parser.shell_completion import complete_session
 from kvchat.cli.parser.typer_parameters import Argument, Option, option_class
 from kvchat.engine.api.cache_format import canonical_cache_format
 from kvchat.engine.api.loss import FormatLoss
-from kvchat.engine.api.recall import FormatMarks, Item
+from kvchat.engine.api.recall import FormatMarks
 from kvchat.engine.quality.frontier import CANDIDATES, frontier_svg
-from kvchat.errors import ConfigError, UsageError
+from kvchat.errors import ConfigError, StorageError, UsageError
 from kvchat.session.kv.provenance import answer_starts
 from kvchat.session.tree import answer_positions, path_token_ids
 from kvchat.text.figures import plural, seconds_text
 from kvchat.text.gauge import (
+    figures_of,
     finite,
     report_lines,
     suite_lines,
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
 @option_class
 class GaugeOptions(ListOptions):
-    """Options of measuring what cache formats lose."""
-
     session: Annotated[
         str | None,
         Argument(
@@ -87,9 +85,6 @@ class GaugeOptions(ListOptions):
     weights: Weights = None
 
 
-_STARTER = "starter"
-
-
 def gauge(options: GaugeOptions) -> None:
     """Measure what formats lose, and say which one to take."""
     for name in (*(options.cache_format or ()), *([options.layers] if options.layers else [])):
@@ -110,7 +105,7 @@ def _replay_session(options: GaugeOptions, reference: str) -> None:
     if not token_ids:
         raise UsageError("the tokens of this conversation are not known; send a message, then measure again")
     wanted = answer_positions(turns)[-options.last :]
-    settings = with_adapter(settings, session)
+    settings = with_adapter(settings, session.adapter)
     model = options.model or session.model or settings.model
     loaded, name = _load(settings, model, status)
     from kvchat.engine.quality.gauge import Text
@@ -130,17 +125,25 @@ def _replay_session(options: GaugeOptions, reference: str) -> None:
 
 
 def _ask_suite(options: GaugeOptions) -> None:
+    from kvchat.engine.quality.recall import examine
     from kvchat.engine.quality.recall_suite import CONTEXT_LEN, num_questions, suite_items
 
     settings, status = options.settings(), Status(quiet=options.quiet)
-    model = options.model or _STARTER
+    model = options.model or STARTER
     location = located(settings, model)
     numbers = {"num_recall": 10, "num_needle": 4} if options.quick else {}
     items = suite_items(location.path, **numbers)
     loaded, _ = _load(settings, model, status)
     beside = [_load(settings, model, status)[0] for _ in range(loaded.num_copies - 1)]
     start_s = monotonic()
-    marks = _examined([loaded, *beside], items, _formats(options, loaded), status)
+    marks = examine(
+        loaded,
+        items,
+        _formats(options, loaded),
+        lambda num_done: status.show(f"asking · {num_done} of {len(items)} texts …"),
+        beside=beside,
+    )
+    status.clear()
     figures = finite(suite_values(items, marks))
     plot = partial(frontier_svg, _as_losses(marks), f"kvchat's questions, {model}", marks[0].token_bytes)
     _tell(options, figures, suite_lines(items, marks), plot)
@@ -156,14 +159,19 @@ def _ask_suite(options: GaugeOptions) -> None:
 def _tell(options: GaugeOptions, figures: object, lines: Iterable[str], plot: Callable[[], str]) -> None:
     """Write the files that were asked for, and print the figures or, for people, the lines."""
     if options.svg is not None:
-        write_text(options.svg, plot(), "--svg")
+        _write(options.svg, plot(), "--svg")
     if options.figures is not None:
-        write_text(options.figures, json.dumps(figures), "--figures")
-    if as_json(options):
-        Output().json(figures)
-        return
-    for line in lines:
-        Output().line(line)
+        _write(options.figures, json.dumps(figures), "--figures")
+    tell(options, figures, *lines)
+
+
+def _write(path: Path, text: str, option: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StorageError(
+            f"{path} cannot be written: {error.strerror}; give another file with {option}"
+        ) from error
 
 
 def _formats(options: GaugeOptions, loaded: "Gauge") -> Sequence[str]:
@@ -172,19 +180,6 @@ def _formats(options: GaugeOptions, loaded: "Gauge") -> Sequence[str]:
     if not found:
         raise ConfigError("this model's KV is stored exact and in no other usual format; name one to measure")
     return found
-
-
-def _examined(
-    copies: "Sequence[Gauge]", items: Sequence[Item], formats: Sequence[str], status: Status
-) -> tuple[FormatMarks, ...]:
-    from kvchat.engine.quality.recall import examine
-
-    def show(num_done: int) -> None:
-        status.show(f"asking · {num_done} of {len(items)} texts …")
-
-    marks = examine(copies[0], items, formats, show, beside=copies[1:])
-    status.clear()
-    return marks
 
 
 def _as_losses(marks: Sequence[FormatMarks]) -> list[FormatLoss]:

@@ -21,8 +21,6 @@ _INTERVAL_S = 1.0
 
 @option_class
 class WatchOptions(ListOptions):
-    """Options of following a cache."""
-
     events: Annotated[
         bool, Option("--events", help="Print what moves and why, as JSON Lines, not what is held.")
     ] = False

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from kvchat.app.model_location import located
 from kvchat.app.open_store import open_store
-from kvchat.cli.output.streams import Output, as_json
+from kvchat.cli.output.streams import tell
 from kvchat.cli.parser.options import SessionOptions
 from kvchat.cli.parser.typer_parameters import Argument, Option, option_class
 from kvchat.errors import UsageError
@@ -19,8 +19,6 @@ from kvchat.text.cache_miss import why_words
 
 @option_class
 class WhyOptions(SessionOptions):
-    """Options of explaining an answer."""
-
     number: Annotated[int, Argument(help="Answers from the end.", metavar="[N]", min=1)] = 1
     branch: Annotated[
         str | None, Option(help="Of this branch; else of the one used last.", metavar="NAME")
@@ -51,9 +49,6 @@ def explain_answer(options: WhyOptions) -> None:
         model = options.model or answer.model or session.model or settings.model
         location = located(settings, model)
         explanation = explained(store, ChatTemplate.from_dir(location.path), session, answer)
-    miss = explanation.miss
-    if as_json(options):
-        texts = {f"{side}_text": getattr(explanation, side) for side in ("shared", "here", "there")}
-        Output().json({"session": session.id, "turn": answer.id} | asdict(miss) | texts)
-    else:
-        Output().line(why_words(explanation))
+    texts = {f"{side}_text": getattr(explanation, side) for side in ("shared", "here", "there")}
+    values = {"session": session.id, "turn": answer.id} | asdict(explanation.miss) | texts
+    tell(options, values, why_words(explanation))

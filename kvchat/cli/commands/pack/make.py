@@ -8,13 +8,13 @@ from typing import Annotated
 from kvchat.app.composition import borrowed_or_started, opened, start_worker
 from kvchat.app.config import Settings
 from kvchat.app.ipc.client import EngineClientProxy
+from kvchat.app.open_store import open_cache
 from kvchat.app.retention.session_pins import MOST_KEPT
 from kvchat.app.unlock import alone
 from kvchat.chat.service import Chat
 from kvchat.cli.commands.ask.prompt import piped_stdin, read_prompt
 from kvchat.cli.commands.pack.pack import (
     PackOnDisk,
-    catalog_of,
     on_disk_of,
     pack_store,
     summary_of,
@@ -23,7 +23,7 @@ from kvchat.cli.commands.pack.pack import (
 from kvchat.cli.output.engine_wait import wait_until_loaded
 from kvchat.cli.output.logs import start_log
 from kvchat.cli.output.signals import StopRequested, StopSignals
-from kvchat.cli.output.streams import Output, Status, as_json
+from kvchat.cli.output.streams import Status, tell
 from kvchat.cli.parser.options import EngineOptions, Files, Json, Ndjson, NoAttach
 from kvchat.cli.parser.typer_parameters import Argument, Option, option_class
 from kvchat.engine.memory.disk.cache_admin import CacheAdmin
@@ -36,8 +36,6 @@ from kvchat.text.fit_text import one_line
 
 @option_class
 class MakeOptions(EngineOptions):
-    """Options of making a pack."""
-
     name: Annotated[str, Argument(help="Name of the pack.", metavar="NAME")]
     file: Files = None
     json: Json = False
@@ -72,12 +70,9 @@ def make_pack(options: MakeOptions) -> int:
                 patience_s = _SAVE_S if isinstance(kvchat.engine, EngineClientProxy) else 0.0
         except StopRequested:
             return signals.exit_code or 0
-    with closing(catalog_of(settings)) as admin:
+    with closing(open_cache(settings)) as admin:
         on_disk = _finish(pack, settings, admin, patience_s)
-    if as_json(options):
-        Output().json(values_of(pack, on_disk))
-    else:
-        Output().line(f"{pack.name}: {summary_of(pack, on_disk)}")
+    tell(options, values_of(pack, on_disk), f"{pack.name}: {summary_of(pack, on_disk)}")
     return 0
 
 
@@ -120,7 +115,7 @@ def _drawn_up(chat: Chat, name: str, text: str, sources: Sequence[str]) -> Pack:
 
 def _compute(chat: Chat, pack: Pack, settings: Settings, status: Status) -> None:
     """Compute a pack's blocks and wait until they are on disk, or until its engine is to be closed."""
-    with closing(catalog_of(settings)) as admin:
+    with closing(open_cache(settings)) as admin:
         admin.keep(pack.id, bytes.fromhex(pack.fingerprint), pack.keys)
         status.show(f"computing {plural(len(pack.token_ids), 'token')} …")
         reading = chat.variants.read(pack.token_ids)

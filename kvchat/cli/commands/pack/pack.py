@@ -7,8 +7,9 @@ from time import localtime, strftime
 from typing import Annotated
 
 from kvchat.app.config import Settings
+from kvchat.app.open_store import open_cache
 from kvchat.app.unlock import alone
-from kvchat.cli.output.streams import Output, Status, as_json, written_as_json
+from kvchat.cli.output.streams import Output, Status, tell, written_as_json
 from kvchat.cli.parser.options import ListOptions
 from kvchat.cli.parser.shell_completion import complete_pack
 from kvchat.cli.parser.typer_parameters import Argument, option_class
@@ -20,8 +21,6 @@ from kvchat.text.fit_text import one_line
 
 @option_class
 class PackOptions(ListOptions):
-    """Options of commands about one pack."""
-
     name: Annotated[str, Argument(help="Its name.", metavar="NAME", autocompletion=complete_pack)]
 
 
@@ -48,10 +47,6 @@ def pack_store(settings: Settings) -> PackStore:
     return PackStore(settings.paths.packs_dir, settings.engine.encryptor)
 
 
-def catalog_of(settings: Settings) -> CacheAdmin:
-    return CacheAdmin(settings.paths.cache_dir, encryptor=settings.engine.encryptor)
-
-
 def list_packs(options: ListOptions) -> None:
     """List all packs by name."""
     settings = options.settings()
@@ -68,16 +63,11 @@ def show_pack(options: PackOptions) -> None:
     settings = options.settings()
     pack = pack_store(settings).find(options.name)
     on_disk = _all_on_disk([pack], settings)[pack.id]
-    output = Output()
-    if as_json(options):
-        output.json(values_of(pack, on_disk) | {"text": pack.text})
-        return
     made = strftime("%Y-%m-%d %H:%M", localtime(pack.created_at))
-    output.line(f"{pack.name}  {summary_of(pack, on_disk)} · made {made}")
+    lines = [f"{pack.name}  {summary_of(pack, on_disk)} · made {made}"]
     if pack.sources:
-        output.line(f"from {', '.join(pack.sources)}")
-    output.line()
-    output.line(pack.text)
+        lines.append(f"from {', '.join(pack.sources)}")
+    tell(options, values_of(pack, on_disk) | {"text": pack.text}, *lines, "", pack.text)
 
 
 def remove_packs(options: RemovePacksOptions) -> None:
@@ -89,7 +79,7 @@ def remove_packs(options: RemovePacksOptions) -> None:
         for pack in packs:
             store.remove(pack)
     if settings.paths.cache_dir.is_dir():
-        with closing(catalog_of(settings)) as admin:
+        with closing(open_cache(settings)) as admin:
             for pack in packs:
                 admin.let_go(pack.id)
     if not written_as_json(options, Output(), ({"name": pack.name} for pack in packs)):
@@ -99,7 +89,7 @@ def remove_packs(options: RemovePacksOptions) -> None:
 def _all_on_disk(packs: Sequence[Pack], settings: Settings) -> dict[str, PackOnDisk]:
     if not settings.paths.cache_dir.is_dir():
         return {pack.id: PackOnDisk(is_whole=False, num_bytes=0) for pack in packs}
-    with closing(catalog_of(settings)) as admin:
+    with closing(open_cache(settings)) as admin:
         return {pack.id: on_disk_of(pack, admin) for pack in packs}
 
 

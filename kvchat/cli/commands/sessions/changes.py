@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -64,16 +65,6 @@ def rename_session(options: RenameOptions) -> None:
     Status(quiet=options.quiet).note(f"{session.id} is now called {title}")
 
 
-def pin_sessions(options: PinOptions) -> None:
-    """Keep sessions on top of the list, and their KV on disk."""
-    _pin(options, is_pinned=True)
-
-
-def unpin_sessions(options: PinOptions) -> None:
-    """Undo pin: sort by last use, and let KV be evicted."""
-    _pin(options, is_pinned=False)
-
-
 def _pin(options: PinOptions, *, is_pinned: bool) -> None:
     with closing(open_store(options.settings())) as store:
         sessions = [store.find(one) for one in options.sessions]
@@ -84,6 +75,10 @@ def _pin(options: PinOptions, *, is_pinned: bool) -> None:
                 Status(quiet=options.quiet).note(f"{session.id}  {one_line(session.title)} {words}")
     rows = ({"session": one.id, "title": one.title, "pinned": is_pinned} for one in sessions)
     written_as_json(options, Output(), rows)
+
+
+pin_sessions = partial(_pin, is_pinned=True)
+unpin_sessions = partial(_pin, is_pinned=False)
 
 
 def remove_sessions(options: RemoveOptions) -> int | None:

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 @option_class
 class ConvertOptions(SessionOptions):
-    """Options of storing a session's KV in another format."""
-
     cache_format: Annotated[
         str,
         Argument(help="fp8, int8, int4, int2, k=int8,v=int4 …, or exact.", metavar="FORMAT"),
@@ -69,7 +67,9 @@ def convert_session(options: ConvertOptions) -> int | None:
     wanted = canonical_cache_format(options.cache_format)
     with closing(open_store(settings)) as store:
         session = store.find(options.session)
-        work = _Work(with_adapter(settings, session), store, session, tuple(store.all_turns(session.id)))
+        work = _Work(
+            with_adapter(settings, session.adapter), store, session, tuple(store.all_turns(session.id))
+        )
         if wanted == EXACT:
             _back(options, work, status)
             return None

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -28,8 +29,6 @@ from kvchat.text.revision import drop_words, excerpt, undo_words
 
 @option_class
 class ForkOptions(SessionOptions):
-    """Options of beginning a branch."""
-
     name: Annotated[
         str, Argument(help="Its name; else a free one.", metavar="[NAME]", show_default=False)
     ] = ""
@@ -43,8 +42,6 @@ class ForkOptions(SessionOptions):
 
 @option_class
 class ReviseOptions(EngineOptions):
-    """Options of taking messages back and of leaving them out."""
-
     session: SessionWord
     number: Annotated[int, Argument(help="Messages from the end.", metavar="[N]", min=1)] = 1
     yes: Yes = False
@@ -82,16 +79,6 @@ def fork_session(options: ForkOptions) -> None:
         )
 
 
-def undo_messages(options: ReviseOptions) -> int | None:
-    """Take back the last messages with their answers; they stay on their branch."""
-    return _revise(options, Chat.plan_undo, undo_words)
-
-
-def drop_message(options: ReviseOptions) -> int | None:
-    """Leave one message out with its answer; what followed it follows on a branch of its own."""
-    return _revise(options, _plan_drop, drop_words)
-
-
 def _revise(options: ReviseOptions, plan: Plan, words: Words) -> int | None:
     """Say what a revision costs, ask, and go on along it."""
     settings, status = options.settings(), Status(quiet=options.quiet)
@@ -124,6 +111,10 @@ def _plan_drop(chat: Chat, conversation: Conversation, num: int) -> Revision:
     if question is None:
         raise UsageError(f"there is no message {num} from the end to leave out")
     return chat.plan_drop(conversation, question.id)
+
+
+undo_messages = partial(_revise, plan=Chat.plan_undo, words=undo_words)
+drop_message = partial(_revise, plan=_plan_drop, words=drop_words)
 
 
 def _values(

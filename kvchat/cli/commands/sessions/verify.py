@@ -8,7 +8,7 @@ counted and not looked at: only exact blocks have the names that are verified he
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from random import Random
+from random import sample
 from time import time
 from typing import TYPE_CHECKING, Annotated
 
@@ -53,7 +53,6 @@ class VerifyOptions(ListOptions):
     sample: Annotated[int | None, Option(help="Recompute N blocks (8 by default).", metavar="N", min=1)] = (
         None
     )
-    seed: Annotated[str | None, Option(help="Choose the same blocks again.", metavar="TEXT")] = None
     device: Device = None
     dtype: Dtype = None
     weights: Weights = None
@@ -98,16 +97,12 @@ def verify_session(options: VerifySessionOptions) -> int | None:
         session = store.find(options.session)
         _refuse_converted(session)
         model = options.model or session.model or settings.model
-        with _verifier(with_adapter(settings, session), model, status) as (
-            verifier,
-            block_store,
-            fingerprint,
-        ):
+        with _verifier(with_adapter(settings, session.adapter), model, status) as (verifier, block_store):
             turns = store.all_turns(session.id)
-            paths = _session_paths(block_store, turns, session.namespace, fingerprint)
+            paths = _session_paths(block_store, turns, session.namespace)
             scope = _scope(settings, block_store, [(session, turns)], paths)
             if not scope.num_blocks:
-                _refuse_foreign(settings, turns, fingerprint)
+                _refuse_foreign(settings, turns, block_store.fingerprint)
             _check(verifier, paths, options, status)
             found = verifier.findings
             verification = _verification(found, scope, is_all=options.all)
@@ -126,18 +121,18 @@ def verify_cache(options: VerifyOptions) -> int | None:
     settings, status = options.settings(), Status(quiet=options.quiet)
     with (
         closing(open_store(settings)) as store,
-        _verifier(settings, options.model or settings.model, status) as (verifier, block_store, fingerprint),
+        _verifier(settings, options.model or settings.model, status) as (verifier, block_store),
     ):
         paths: list[_Path] = []
         sessions: list[tuple[Session, Sequence[Turn]]] = []
         num_converted = 0
         for summary in store.list_sessions():
             if origin := origin_of(summary.session.namespace):
-                num_converted += origin.fingerprint == fingerprint.hex()
+                num_converted += origin.fingerprint == block_store.fingerprint.hex()
                 continue
             session, turns = summary.session, store.all_turns(summary.session.id)
             sessions.append((session, turns))
-            paths += _session_paths(block_store, turns, session.namespace, fingerprint)
+            paths += _session_paths(block_store, turns, session.namespace)
         scope = _scope(settings, block_store, sessions, paths)
         scope = replace(scope, num_damaged=_read_all(block_store, paths, status), num_converted=num_converted)
         readable = [_still_stored(path, block_store) for path in paths] if scope.num_damaged else paths
@@ -155,7 +150,7 @@ def _scope(
     looked_at = {block.key for path in paths for block in path.blocks}
     seen = References()
     for session, turns in sessions:
-        add_view_turns(seen, session, turns, block_store.block_size, used_views(settings.paths.cache_dir))
+        add_view_turns(seen, session, turns, block_store.block_size, settings.paths.cache_dir)
     unseen = {key for key in seen.keys - looked_at if block_store.groups_of(key)}
     for parent in seen.runs:
         for key, ids in block_store.tails_behind(parent):
@@ -186,7 +181,7 @@ def _read_all(block_store: OfflineBlockStore, paths: Sequence[_Path], status: St
 @contextmanager
 def _verifier(
     settings: Settings, model: str, status: Status
-) -> "Iterator[tuple[Verifier, OfflineBlockStore, bytes]]":
+) -> "Iterator[tuple[Verifier, OfflineBlockStore]]":
     """Load a model without tiers of its own, and open what is stored for it.
 
     A view shares the names of the exact format, and what is computed over it never has them.
@@ -206,17 +201,11 @@ def _verifier(
         closing(open_block_store(settings, fingerprint, parts.pool.layouts())) as block_store,
     ):
         status.clear()
-        yield (
-            Verifier(Recompute(parts, config.max_batch_tokens), block_store),
-            block_store,
-            fingerprint,
-        )
+        yield Verifier(Recompute(parts, config.max_batch_tokens), block_store), block_store
 
 
-def _session_paths(
-    block_store: OfflineBlockStore, turns: Sequence[Turn], namespace: str, fingerprint: bytes
-) -> list[_Path]:
-    root, native = root_key(fingerprint, namespace), root_key(fingerprint)
+def _session_paths(block_store: OfflineBlockStore, turns: Sequence[Turn], namespace: str) -> list[_Path]:
+    root, native = root_key(block_store.fingerprint, namespace), root_key(block_store.fingerprint)
     return [_Path(path, tuple(blocks_on(block_store, path, root, native))) for path in leaf_paths(turns)]
 
 
@@ -227,15 +216,15 @@ def _check(verifier: "Verifier", paths: Sequence[_Path], options: VerifyOptions,
             for _ in verifier.check_path(path.token_ids, path.blocks):
                 status.show(f"verifying · {verifier.findings.num_blocks} of {len(keys)} blocks …")
         return
-    chosen = _sample(paths, options.sample or DEFAULT_SAMPLE, options.seed)
+    chosen = _sample(paths, options.sample or DEFAULT_SAMPLE)
     for number, (path, block) in enumerate(chosen):
         status.show(f"verifying · {number} of {len(chosen)} blocks …")
         verifier.check_block(path.token_ids, path.blocks, block)
 
 
-def _sample(paths: Sequence[_Path], num_blocks: int, seed: str | None) -> list[tuple[_Path, PathBlock]]:
+def _sample(paths: Sequence[_Path], num_blocks: int) -> list[tuple[_Path, PathBlock]]:
     found = {block.key: (path, block) for path in paths for block in path.blocks}
-    chosen = Random(seed).sample(list(found.values()), min(num_blocks, len(found)))
+    chosen = sample(list(found.values()), min(num_blocks, len(found)))
     # Earlier blocks first: what is set aside must not be the past that later ones are held to.
     return sorted(chosen, key=lambda one: one[1].number)
 

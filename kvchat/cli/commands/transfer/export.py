@@ -15,8 +15,6 @@ from kvchat.errors import FileTaken, UsageError
 
 @option_class
 class ExportOptions(SessionOptions):
-    """Options of writing a session to a file."""
-
     output: Annotated[
         str | None,
         Option("--output", "-o", help="The file; `-` is standard output.", metavar="FILE", needs_value=True),

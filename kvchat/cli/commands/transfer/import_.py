@@ -6,13 +6,14 @@ their names say which tokens they belong to and nothing of their bytes.
 """
 
 import stat
+from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from kvchat.app.config import Settings
-from kvchat.app.open_store import open_store, short_id
+from kvchat.app.open_store import open_store, short_ids
 from kvchat.app.retention.open_block_store import open_block_store
 from kvchat.cli.commands.transfer.bundle_compatibility import Agreement, agree
 from kvchat.cli.output.streams import Output, Status, written_as_json
@@ -35,8 +36,6 @@ from kvchat.text.fit_text import one_line
 
 @option_class
 class ImportOptions(ListOptions):
-    """Options of reading bundles."""
-
     files: Annotated[
         list[Path],
         Argument(help="Bundles, ChatGPT's conversations.json, or `llm logs --json`.", metavar="FILE..."),
@@ -74,15 +73,6 @@ class Imported:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Installed:
-    """What is stored of a bundle's blocks, and why not all of them are."""
-
-    num_blocks: int = 0
-    num_bytes: int = 0
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BundleFile:
     """A bundle that has been checked, and what came of comparing it with a model that is here."""
 
@@ -108,12 +98,13 @@ def import_sessions(options: ImportOptions) -> None:
             except StorageError as error:
                 before = f"; {plural(len(imported), 'conversation')} before it came in" if imported else ""
                 raise StorageError(f"{path} was not imported: {error}{before}") from error
-        ids = [summary.session.id for summary in store.list_sessions()]
+        known = [summary.session for summary in store.list_sessions()]
+        names = short_ids(session.id for session in (*known, *(one.session for one in imported)))
     status.clear()
     if written_as_json(options, Output(), map(_values, imported)):
         return
     for one in imported:
-        _tell(status, one, short_id(one.session.id, ids))
+        _tell(status, one, names[one.session.id])
 
 
 def _read(path: Path, settings: Settings, model: str | None, status: Status) -> Source:
@@ -185,37 +176,40 @@ class Importer:
         namespace = bundle.namespace if takes_kv else ""
         session = bundle.session(model=agreement.model, namespace=namespace)
         session = self._store.adopt(session, bundle.branches, bundle.turns)
-        installed = self._installed(source, session) if takes_kv else _Installed()
-        reasons = (agreement.differing or (agreement.problem,)) if has_kv else ()
+        sizes: Sequence[int] = ()
+        reasons = agreement.differing or (agreement.problem,)
         if takes_kv:
-            reasons = (installed.reason,) if installed.reason else ()
+            sizes, reasons = self._installed(source, session)
         return Imported(
             session=session,
             num_turns=len(bundle.turns),
             num_tokens=sum(len(turn.token_ids or ()) for turn in bundle.turns),
-            num_blocks=installed.num_blocks,
+            num_blocks=len(sizes),
             of_blocks=bundle.num_blocks,
-            num_bytes=installed.num_bytes,
-            kv="refused" if has_kv and not takes_kv else "untrusted" if installed.num_blocks else "none",
-            reasons=reasons,
+            num_bytes=sum(sizes),
+            kv="refused" if has_kv and not takes_kv else "untrusted" if sizes else "none",
+            reasons=reasons if has_kv else (),
         )
 
-    def _installed(self, source: BundleFile, session: Session) -> _Installed:
-        """Store the blocks of a session whose text is stored; where the file fails, the text goes again."""
+    def _installed(self, source: BundleFile, session: Session) -> tuple[Sequence[int], tuple[str, ...]]:
+        """Store the blocks of a session whose text is stored; where the file fails, the text goes again.
+
+        Returns: the bytes of each that is stored now, and why not all of them are.
+        """
         try:
-            installed = self._install(source.path, source.bundle)
+            sizes, reason = self._install(source.path, source.bundle)
         except BaseException:
             with suppress(StorageError, SessionNotFound):
                 self._store.delete_session(session.id)
             raise
-        if not installed.num_blocks:
+        if not sizes:
             # On a full disk it counts as imported KV of no blocks; somebody may have deleted it meanwhile.
             with suppress(StorageError, SessionNotFound):
                 self._store.use_blocks_of(session.id, "")
-        return installed
+        return sizes, (reason,) if reason else ()
 
-    def _install(self, path: Path, bundle: Bundle) -> _Installed:
-        """Write a bundle's blocks into its namespace, as far as there is room; return what is there then."""
+    def _install(self, path: Path, bundle: Bundle) -> tuple[Sequence[int], str]:
+        """Write a bundle's blocks into its namespace, as far as there is room; see `_installed`."""
         kv = bundle.manifest.kv
         assert kv is not None
         assert kv.fields is not None
@@ -255,7 +249,7 @@ class Importer:
                     block_store.remove(key for _, key, _ in tried)
         if len(sizes) < bundle.num_blocks and not reason:
             reason = self._no_room(len(sizes), bundle.num_blocks)
-        return _Installed(num_blocks=len(sizes), num_bytes=sum(sizes), reason=reason)
+        return sizes, reason
 
     def _no_room(self, num_blocks: int, of_blocks: int) -> str:
         of_all = f"{num_blocks} of {plural(of_blocks, 'block')}"

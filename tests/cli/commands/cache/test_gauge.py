@@ -10,13 +10,12 @@ from xml.etree import ElementTree
 import pytest
 
 from kvchat.app.config import read_settings
-from kvchat.app.conversion.child_process import gauged
-from kvchat.app.conversion.gauge_json import figures_of, read_figures
+from kvchat.app.conversion.child_process import gauged, read_figures
 from kvchat.cli.main import run as run_command
 from kvchat.engine.api.loss import FormatLoss, GaugeReport, Loss
 from kvchat.errors import EngineFailed
 from kvchat.session.store import SessionStore
-from kvchat.text.gauge import report_lines
+from kvchat.text.gauge import figures_of
 from tests.cli.command_line import Run
 
 pytestmark = pytest.mark.cpu
@@ -98,20 +97,20 @@ def test_the_window_measures_in_a_process_of_its_own(asked: Run) -> None:
 def test_the_window_gets_the_figures_of_the_words_it_shows(asked: Run, tmp_path: Path) -> None:
     found = gauged(read_settings({}), "demo", "main", "int2")
     (one,) = found.report.formats
-    assert found.words.splitlines()[1:-1] == list(report_lines(found.report, 0.99))[1:-1]
+    assert asked.out("cache", "gauge", "demo", "--cache-format", "int2") == found.words + "\n"
     assert (one.cache_format, found.kept_agreement) == ("int2", 0.99)
     path = tmp_path / "figures.json"
     words = "cache", "gauge", "demo", "--last", "10", "--layers", "int2", "--figures", str(path), "--json"
     code, out, _ = asked(*words, "--cache-format", "int2")
     assert (code, json.loads(path.read_text())) == (0, json.loads(out))
-    again, kept = read_figures(path)
+    again, kept = read_figures(out)
     assert figures_of(again, json.loads(out)["session"], kept) == json.loads(out)
     assert "--figures" in asked.err(
         *words[:5], "--figures", "/nowhere/at/all.json", "--cache-format", "int8", code=1
     )
 
 
-def test_an_endless_loss_comes_back_from_the_file_as_one(tmp_path: Path) -> None:
+def test_an_endless_loss_comes_back_from_json_as_one() -> None:
     loss = Loss(
         num_tokens=3,
         agreement=0.5,
@@ -131,10 +130,9 @@ def test_an_endless_loss_comes_back_from_the_file_as_one(tmp_path: Path) -> None
     report = GaugeReport(
         model="m", num_tokens=9, num_replayed=3, exact_bytes=9, exact_token_bytes=2.0, formats=(one,)
     )
-    path = tmp_path / "figures.json"
-    path.write_text(json.dumps(figures_of(report, "s1", 0.9)))
-    assert "Infinity" not in path.read_text()
-    assert read_figures(path) == (report, 0.9)
+    written = json.dumps(figures_of(report, "s1", 0.9))
+    assert "Infinity" not in written
+    assert read_figures(written) == (report, 0.9)
 
 
 def test_the_form_of_weights_can_be_named(asked: Run, tiny_model: Path) -> None:

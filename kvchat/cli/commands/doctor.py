@@ -1,4 +1,4 @@
-"""Checks that `kvchat doctor` makes, one after the other. They change nothing."""
+"""`kvchat doctor`: what is here, what is wrong, and what to do about it. Changes nothing."""
 
 import platform
 import sqlite3
@@ -12,12 +12,16 @@ from os import W_OK, X_OK, access
 from pathlib import Path
 from shutil import disk_usage
 from stat import S_IMODE
+from typing import Annotated
 
 from kvchat.app.config import Settings
 from kvchat.app.model_list import describe, hub_cache, installed_models
 from kvchat.app.model_location import located
 from kvchat.app.unlock import PassphraseMissing, key_in_use, unlocked
 from kvchat.cli.commands.cache.cache import disk_state
+from kvchat.cli.output.streams import Output
+from kvchat.cli.parser.options import EngineOptions, Json, Ndjson
+from kvchat.cli.parser.typer_parameters import Option, option_class
 from kvchat.engine.api.config import Capacity, EngineInfo
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.memory.disk.block_encryption import encryption_of
@@ -29,6 +33,14 @@ from kvchat.platform.key_file import key_path
 from kvchat.session.database.backups import damaged_copies
 from kvchat.text.figures import bytes_text, count_text, plural
 
+
+@option_class
+class DoctorOptions(EngineOptions):
+    json: Json = False
+    ndjson: Ndjson = False
+    no_model: Annotated[bool, Option("--no-model", help="Do not load the model.")] = False
+
+
 _PACKAGES = ("kvchat", "torch", "transformers", "tokenizers", "safetensors", "textual")
 _EXTRAS = {
     "peft": "LoRA adapters: pip install 'kvchat[lora]'",
@@ -38,6 +50,7 @@ _EXTRAS = {
 }
 _LITTLE_BYTES = 2**30
 _SHORT_FINGERPRINT = 12
+_NAME_WIDTH = 10
 
 
 class CheckState(StrEnum):
@@ -65,6 +78,45 @@ class CheckResult:
     advice: str | None = None
     values: dict[str, object] = field(default_factory=dict)
     exit_code: int = 0
+
+
+def doctor(options: DoctorOptions) -> int:
+    """Check everything in turn, telling each as it is found; return the exit code of the first broken one."""
+    settings = options.settings(unlock=False)
+    output = Output()
+    findings = []
+    for finding in all_checks(settings, load_model=not options.no_model):
+        findings.append(finding)
+        if options.ndjson:
+            output.json(_as_values(finding))
+        elif not options.json:
+            tell(output, finding)
+    if options.json:
+        output.json({"state": _worst(findings), "checks": [_as_values(finding) for finding in findings]})
+    elif not options.ndjson and _worst(findings) == CheckState.OK:
+        output.line("all is well")
+    return next((finding.exit_code for finding in findings if finding.state == CheckState.BROKEN), 0)
+
+
+def tell(output: Output, finding: CheckResult) -> None:
+    """Print a finding for people: its lines below each other, then what to do."""
+    first, *others = finding.lines
+    indent = 9 + _NAME_WIDTH
+    output.folded(f"{finding.state:<6}  {finding.name:<{_NAME_WIDTH}} {first}", indent)
+    for line in others:
+        output.folded(" " * indent + line, indent)
+    if finding.advice is not None:
+        output.folded(f"{' ' * indent}-> {finding.advice}", indent + 3)
+
+
+def _worst(findings: list[CheckResult]) -> CheckState:
+    order = list(CheckState)
+    return max((finding.state for finding in findings), key=order.index, default=CheckState.OK)
+
+
+def _as_values(finding: CheckResult) -> dict[str, object]:
+    head: dict[str, object] = {"name": finding.name, "state": finding.state}
+    return head | ({"advice": finding.advice} if finding.advice else {}) | finding.values
 
 
 _VERBS = {Direction.LOAD: "reads", Direction.STORE: "writes"}
@@ -248,11 +300,10 @@ def _sessions(path: Path) -> CheckResult:
 
 def _store(settings: Settings) -> CheckResult:
     """Say what is kept on disk, and how much of it was found damaged."""
-    cache_dir = settings.paths.cache_dir
-    state = disk_state(cache_dir, settings.engine.encryptor)
+    state = disk_state(settings)
     usages = (state.usages or {}).values()
     num_blocks, num_bytes = sum(one.num_blocks for one in usages), sum(one.num_bytes for one in usages)
-    quarantine = encryption_of(settings.engine.encryptor).home(cache_dir) / "quarantine"
+    quarantine = encryption_of(settings.engine.encryptor).home(settings.paths.cache_dir) / "quarantine"
     num_damaged = len(list(quarantine.iterdir())) if quarantine.is_dir() else 0
     limit = settings.engine.disk_bytes
     of_limit = "" if limit is None else f" of {bytes_text(limit)}"
