@@ -1,7 +1,6 @@
 """No moment from elsewhere, and no clock that was set wrong, dates what is said here."""
 
 import json
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from time import time
@@ -9,28 +8,13 @@ from time import time
 import pytest
 
 from kvchat.session.bundle.foreign import read_transcripts
-from kvchat.session.database import statements
-from kvchat.session.store import SessionStore, new_session_id
+from kvchat.session.store import SessionStore
 from kvchat.session.template import prompts
 from kvchat.session.template.chat_template import ChatTemplate
 from kvchat.session.timestamp_limits import held_back
-from kvchat.session.tree import MAIN, Branch, Session
 from tests.session.bundle.test_foreign import chatgpt
 
 pytestmark = pytest.mark.pure
-
-
-def strange(title: str, at: float) -> tuple[Session, list[Branch]]:
-    session = Session(id=new_session_id(), title=title, system="", model="", created_at=at, updated_at=at)
-    return session, [Branch(session_id=session.id, name=MAIN, leaf_id=None, updated_at=at)]
-
-
-def dated(store: SessionStore, sessions: Sequence[Session], at: float) -> None:
-    """Date sessions as a clock did that was wrong, each a second behind the one before."""
-    with store._database.write() as connection:
-        for number, session in enumerate(sessions):
-            moments = {"created_at": at + number, "updated_at": at + number}
-            statements.change_session(connection, session.id, **moments)
 
 
 def test_an_import_from_the_end_of_time_dates_no_conversation_of_ours(
