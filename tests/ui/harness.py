@@ -23,44 +23,7 @@ from tests.ui.scripted_engine import ScriptedEngine
 from tests.ui.scripted_files import ScriptedFiles
 
 WIDE = (150, 40)
-WORKERS_S = 0.04
-"""So long a pilot lets workers come to their end. What takes longer has to be waited for by a test."""
-QUIET = 12
-"""Turns of the loop in which nobody has a message; one that is sent by a thread takes some to arrive."""
 ScreenType = type[Screen[Any]]
-
-
-class QuickPilot(Pilot[None]):
-    """A pilot that asks widgets whether they have worked off what they were told. Textual's own waits until
-    the process computes little, which is never at once, and late on a busy machine.
-    """
-
-    async def press(self, *keys: str) -> None:
-        assert self.app._driver is not None
-        for key in keys:
-            is_letter = len(key) == 1
-            event = events.Key(_key_of(key), key) if is_letter else events.Key(key, None)
-            self.app._driver.send_message(event)
-            await self.pause()
-
-    async def pause(self, delay: float | None = None) -> None:
-        if delay is not None:
-            await super().pause(delay)
-            return
-        deadline = monotonic() + WORKERS_S
-        await self._quiet()
-        while monotonic() < deadline and not all(worker.is_finished for worker in self.app.workers):
-            await sleep(0.002)
-        await self._quiet()
-
-    async def _quiet(self) -> None:
-        num_quiet = 0
-        while num_quiet < QUIET:
-            await sleep(0)
-            told = any(one.message_queue_size for one in (self.app, *self.app._registry))
-            num_quiet = 0 if told else num_quiet + 1
-        if self.app.is_running:
-            self.app.screen._on_timer_update()
 
 
 class Window:
@@ -118,11 +81,14 @@ class Window:
 
     async def type(self, text: str) -> None:
         """Type in one burst, as a terminal may; a pilot waits for rest behind each key it presses."""
-        self._send_keys(text)
-        await self.pilot.pause()
+        if not text:
+            return
+        self._send_keys(text[:-1])
+        await self.pilot.press(_key_of(text[-1]))
 
     async def say(self, text: str) -> None:
-        await self.type(text)
+        self._send_keys(text)
+        await self.pilot.pause(0)
         await self.pilot.press("enter")
 
     def _send_keys(self, text: str) -> None:
@@ -155,7 +121,7 @@ class Window:
         deadline = monotonic() + PATIENCE_S
         while not predicate():
             assert monotonic() < deadline, f"waited in vain; told {self.told}; the screen shows:\n{self.text}"
-            await sleep(0.01)
+            await sleep(0.02)
             if predicate():
                 await self.pilot.pause(0)
 
@@ -205,9 +171,8 @@ async def window(
     prepare(chat)
     files = ScriptedFiles(appearance)
     app = KvchatApp(chat, engine, files, initial, log_path=tmp_path / "kvchat.log")
-    app.animation_level = "none"
-    async with app.run_test(size=size, notifications=True):
-        shown = Window(app, QuickPilot(app), chat, engine, files)
+    async with app.run_test(size=size, notifications=True) as pilot:
+        shown = Window(app, pilot, chat, engine, files)
         await shown.until(lambda: bool(shown.screen.is_mounted))
         yield shown
 

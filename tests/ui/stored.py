@@ -9,7 +9,7 @@ from kvchat.session.store import SessionStore
 from kvchat.session.template.chat_template import ChatTemplate
 from kvchat.ui.app import KvchatApp
 from tests.scripted_engine import ScriptedEngine
-from tests.ui.harness import QuickPilot, Window
+from tests.ui.harness import Window
 from tests.ui.scripted_files import ScriptedFiles
 
 
@@ -29,6 +29,5 @@ async def window_on(
     with closing(SessionStore(home / "sessions.db")) as store:
         chat = Chat(store=store, template=template, engine=engine, model="tiny")
         app = KvchatApp(chat, engine, ScriptedFiles(), initial, log_path=home / "log")
-        app.animation_level = "none"
-        async with app.run_test(size=(120, 30)):
-            yield Window(app, QuickPilot(app), chat, engine, app)  # type: ignore[arg-type]
+        async with app.run_test(size=(120, 30)) as pilot:
+            yield Window(app, pilot, chat, engine, app)  # type: ignore[arg-type]

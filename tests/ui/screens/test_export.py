@@ -44,7 +44,7 @@ async def test_what_the_screen_shows_is_written_as_a_picture_or_as_text_for_its_
         assert picture.read_text().startswith("<svg")
         file = tmp_path / "screen.txt"
         await shown.say("/screen screen.txt")
-        await shown.until(lambda: file.exists() and bool(file.read_text()))
+        await shown.until(file.exists)
         assert [oct(one.stat().st_mode & 0o777) for one in (picture, file)] == ["0o600"] * 2
         written = file.read_text().splitlines()
         assert "/screen" not in file.read_text()
@@ -59,7 +59,13 @@ async def test_what_the_screen_shows_is_written_as_a_picture_or_as_text_for_its_
         assert "screen.txt exists already" in shown.text
         await shown.pilot.press("escape")
         await shown.until_back()
-        await shown.say("/screen screen.txt/x.svg")
+
+
+async def test_a_screen_that_cannot_be_written_says_why(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        await shown.until_at_rest()
+        (tmp_path / "file").touch()
+        await shown.say(f"/screen {tmp_path}/file/x.svg")
         await shown.until_told("cannot write")
 
 

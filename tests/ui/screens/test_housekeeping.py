@@ -68,7 +68,7 @@ async def test_settings_are_listed_with_what_is_in_force_and_changed_at_once(tmp
         assert "meaning of display.theme" in shown.text
         await shown.pilot.press("down", "enter")
         await shown.until_shown("empty resets it")
-        await shown.pilot.press("0", ".", "7", "enter")
+        await shown.pilot.press("0", "full_stop", "7", "enter")
         await shown.until_shown("settings · sampling.temperature = 0.7")
         assert shown.files.values["sampling.temperature"] == "0.7"
         await shown.until(lambda: shown.chat.sampling.temperature == 0.7)

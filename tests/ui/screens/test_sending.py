@@ -190,7 +190,7 @@ async def test_a_mark_in_a_paste_reads_no_file_also_when_it_comes_back(tmp_path:
         await shown.until_told("@notes.txt, @app.route was pasted earlier")
 
 
-@pytest.mark.parametrize("keys", [("up",), ("ctrl+r", "enter"), (*"/edit", "enter")], ids=str)
+@pytest.mark.parametrize("keys", [("up",), ("ctrl+r", "enter"), ("slash", "e", "d", "i", "t", "enter")])
 async def test_a_mark_in_a_message_of_an_earlier_run_reads_no_file(
     tmp_path: Path, keys: Sequence[str]
 ) -> None:

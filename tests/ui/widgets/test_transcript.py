@@ -35,6 +35,7 @@ async def opened(shown: Window) -> None:
 @asynccontextmanager
 async def long_window(tmp_path: Path) -> AsyncIterator[Window]:
     async with window(tmp_path, prepare=two_long, initial="Oslo") as shown:
+        shown.app.animation_level = "none"
         await opened(shown)
         yield shown
 
