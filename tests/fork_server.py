@@ -4,6 +4,7 @@ Importing takes most of the time of a short command. What is forked is a process
 after: files, locks, signals, kills and exit codes. The start itself is tested by `python -m kvchat`.
 """
 
+import atexit
 import json
 import os
 import random
@@ -16,13 +17,16 @@ import tempfile
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from select import select
+from tempfile import TemporaryDirectory
 from typing import IO, Any
 
 from kvchat.engine.memory import rates
 from kvchat.engine.tiering import persisted_rates
+from tests.fork_request import LENGTH, ask
 
 ROOT = Path(__file__).parents[1]
 MODULES = (
@@ -40,11 +44,12 @@ LOADING_PAYS = "TESTS_LOADING_PAYS"
 class Forked:
     """A process as `subprocess.Popen` has it: standard output and standard error are pipes with text."""
 
-    def __init__(self, pid: int, ended: int, stdout: int, stderr: int) -> None:
+    stdout: IO[str]
+    stderr: IO[str]
+
+    def __init__(self, pid: int, ended: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
-        self.stdout: IO[str] = os.fdopen(stdout, encoding="utf-8")
-        self.stderr: IO[str] = os.fdopen(stderr, encoding="utf-8")
         self._ended = ended
 
     def __enter__(self) -> "Forked":
@@ -85,35 +90,38 @@ class Forked:
 
     def _look(self, timeout: float | None) -> int | None:
         if self.returncode is None and select([self._ended], [], [], timeout)[0]:
-            self.returncode = int(os.read(self._ended, 16))
+            self.returncode = int(os.read(self._ended, LENGTH))
             os.close(self._ended)
         return self.returncode
 
 
 class ForkServer:
-    """Starts the program's processes by forking one that waits for that."""
+    """Starts programs by forking one that waits for that, and has imported these modules."""
 
-    def __init__(self) -> None:
-        self._channel, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "tests.fork_server", str(theirs.fileno())]
-        self._process = subprocess.Popen(command, cwd=ROOT, pass_fds=[theirs.fileno()])
-        theirs.close()
+    def __init__(self, *modules: str) -> None:
+        self._place = TemporaryDirectory(prefix="kvchat-forks-")
+        self._address = f"{self._place.name}/asked"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asked:
+            asked.bind(self._address)
+            command = [sys.executable, "-m", "tests.fork_server", str(asked.fileno()), *(modules or MODULES)]
+            self._process = subprocess.Popen(command, cwd=ROOT, pass_fds=[asked.fileno()])
 
     def start(self, *words: str, environ: Mapping[str, str] | None = None) -> Forked:
-        """Run the program with nothing on standard input."""
-        request = {
-            "words": words,
-            "cwd": os.getcwd(),
-            "environ": dict(os.environ if environ is None else environ),
-        }
-        (stdout, out), (stderr, err), (ended, end) = (os.pipe() for _ in range(3))
+        """Run kvchat with nothing on standard input."""
+        (stdout, out), (stderr, err) = os.pipe(), os.pipe()
         null = os.open(os.devnull, os.O_RDONLY)
-        given = (null, out, err, end)
-        socket.send_fds(self._channel, [json.dumps(request).encode() + b"\n"], given)
-        for descriptor in given:
+        streams = (null, out, err)
+        process = self.start_module("kvchat", words, os.environ if environ is None else environ, streams)
+        for descriptor in streams:
             os.close(descriptor)
-        pid = int(os.read(ended, 16))
-        return Forked(pid, ended, stdout, stderr)
+        process.stdout, process.stderr = (os.fdopen(one, encoding="utf-8") for one in (stdout, stderr))
+        return process
+
+    def start_module(
+        self, module: str, words: Sequence[str], environ: Mapping[str, str], streams: Sequence[int]
+    ) -> Forked:
+        """Run a module with these standard streams."""
+        return Forked(*ask(self._address, module, words, environ, streams))
 
     def run(
         self, *words: str, environ: Mapping[str, str] | None = None
@@ -122,9 +130,27 @@ class ForkServer:
             out, err = process.communicate()
             return subprocess.CompletedProcess(words, process.wait(), out, err)
 
+    @property
+    def python(self) -> Path:
+        """What runs modules as Python does, and need not import what this has imported."""
+        path = Path(self._place.name) / "python"
+        request = ROOT / "tests" / "fork_request.py"
+        path.write_text(f'#!/bin/sh\nexec {sys.executable} -IS {request} {self._address} "$@"\n')
+        path.chmod(0o700)
+        return path
+
     def close(self) -> None:
-        self._channel.close()
+        self._process.terminate()
         self._process.wait()
+        self._place.cleanup()
+
+
+@cache
+def interface_server() -> ForkServer:
+    """What starts the scripted interface, as long as the tests run."""
+    server = ForkServer("tests.ui.run_scripted")
+    atexit.register(server.close)
+    return server
 
 
 def let_loading_pay() -> None:
@@ -136,22 +162,21 @@ def let_loading_pay() -> None:
     persisted_rates.read_kept = lambda _: None
 
 
-def serve(channel: socket.socket) -> None:
-    """Fork until nobody can ask any more."""
-    for name in MODULES:
+def serve(channel: socket.socket, modules: Sequence[str]) -> None:
+    """Fork for whoever asks, as long as the tests run."""
+    for name in modules:
         import_module(name)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # whoever waits for the program is waited for by nobody
-    while True:
-        data, given, _, _ = socket.recv_fds(channel, LONGEST_REQUEST, 4)
-        while data and not data.endswith(b"\n"):
-            data += channel.recv(LONGEST_REQUEST)
-        if not data:
-            return
-        if os.fork() == 0:
-            channel.close()
-            _wait_for_program(json.loads(data), given)
-        for descriptor in given:
-            os.close(descriptor)
+    parent = os.getppid()
+    channel.settimeout(1.0)
+    while os.getppid() == parent:
+        with suppress(TimeoutError):
+            data, given, _, _ = socket.recv_fds(channel, LONGEST_REQUEST, 4)
+            if os.fork() == 0:
+                channel.close()
+                _wait_for_program(json.loads(data), given)
+            for descriptor in given:
+                os.close(descriptor)
 
 
 def _wait_for_program(request: dict[str, Any], given: Sequence[int]) -> None:
@@ -164,9 +189,9 @@ def _wait_for_program(request: dict[str, Any], given: Sequence[int]) -> None:
         _become_program(request, streams)
     for descriptor in streams:
         os.close(descriptor)
-    os.write(end, f"{pid:>16}".encode())
+    os.write(end, f"{pid:>{LENGTH}}".encode())
     _, status = os.waitpid(pid, 0)
-    os.write(end, f"{os.waitstatus_to_exitcode(status):>16}".encode())
+    os.write(end, f"{os.waitstatus_to_exitcode(status):>{LENGTH}}".encode())
     os._exit(0)
 
 
@@ -179,6 +204,8 @@ def _become_program(request: dict[str, Any], streams: Sequence[int]) -> None:
         sys.stdin = open(0, closefd=False)  # noqa: SIM115
         sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
         sys.stderr = open(2, "w", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
+        if os.isatty(0):
+            os.setsid()
         os.chdir(request["cwd"])
         os.environ.clear()
         os.environ.update(request["environ"])
@@ -186,8 +213,8 @@ def _become_program(request: dict[str, Any], streams: Sequence[int]) -> None:
         if LOADING_PAYS in os.environ:
             let_loading_pay()
         tempfile.tempdir = None  # as the variables say
-        sys.argv = ["kvchat", *request["words"]]
-        runpy.run_module("kvchat", run_name="__main__")
+        sys.argv = [request["module"], *request["words"]]
+        runpy.run_module(request["module"], run_name="__main__")
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 1
     except BaseException:
@@ -197,4 +224,4 @@ def _become_program(request: dict[str, Any], streams: Sequence[int]) -> None:
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])

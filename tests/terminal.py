@@ -16,9 +16,12 @@ from time import monotonic
 
 import pyte
 
+from tests.fork_server import Forked, interface_server
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[1]
+SCRIPTED = "tests.ui.run_scripted"
+"""What is forked by one that has imported it."""
 SHELL = """
 import fcntl, os, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
@@ -31,7 +34,7 @@ os.execvp("bash", ["bash", "--norc", "--noprofile", "-i"])
 class Terminal:
     """A terminal with a program in it."""
 
-    def __init__(self, fd: int, process: "subprocess.Popen[bytes]", size: tuple[int, int]) -> None:
+    def __init__(self, fd: int, process: "subprocess.Popen[bytes] | Forked", size: tuple[int, int]) -> None:
         self.process = process
         self.received = b""
         self._fd = fd
@@ -72,6 +75,7 @@ class Terminal:
     def exit_status(self) -> int:
         """Wait for the program to end."""
         self.until(lambda: self.process.poll() is not None)
+        assert self.process.returncode is not None
         return self.process.returncode
 
     def hang_up(self, *, is_told: bool = True) -> None:
@@ -110,15 +114,12 @@ def terminal(
     outer, inner = pty.openpty()
     fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", size[1], size[0], 0, 0))
     os.write(outer, early_keys.encode())
-    process = subprocess.Popen(
-        [sys.executable, *arguments],
-        stdin=inner,
-        stdout=inner,
-        stderr=inner,
-        cwd=ROOT,
-        env={**os.environ, "TERM": "xterm-256color", **variables},
-        start_new_session=True,
-    )
+    environ = {**os.environ, "TERM": "xterm-256color", **variables}
+    if arguments[:2] == ["-m", SCRIPTED]:
+        process = interface_server().start_module(SCRIPTED, arguments[2:], environ, [inner] * 3)
+    else:
+        command, streams = [sys.executable, *arguments], {"stdin": inner, "stdout": inner, "stderr": inner}
+        process = subprocess.Popen(command, **streams, cwd=ROOT, env=environ, start_new_session=True)
     os.close(inner)
     try:
         yield Terminal(outer, process, size)

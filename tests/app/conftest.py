@@ -7,6 +7,7 @@ from tests.cli.conftest import (  # noqa: F401
     home,
     model_dir,
     passphrase,
+    quick_children,
     run,
     tiny_model,
 )

@@ -43,21 +43,6 @@ def test_without_any_layer_the_starter_model_answers_greedily(home: Path, cwd: P
     assert settings.sampling.max_tokens == 1024
 
 
-def test_flags_overrule_the_environment_the_project_the_user(home: Path, cwd: Path) -> None:
-    (home / "config.toml").write_text('model = "user"\nsystem = "user"\n[sampling]\nseed = 1\ntop_k = 1\n')
-    (cwd / ".kvchat.toml").write_text('model = "project"\nsystem = "project"\n[sampling]\nseed = 2\n')
-    settings = read(
-        home,
-        cwd,
-        {"KVCHAT_MODEL": "environment", "KVCHAT_SYSTEM": "environment"},
-        model="flag",
-        sampling__top_p=0.5,
-    )
-    assert settings.model == "flag"
-    assert settings.system == "environment"
-    assert (settings.sampling.seed, settings.sampling.top_k, settings.sampling.top_p) == (2, 1, 0.5)
-
-
 def test_the_file_of_the_system_counts_where_nothing_else_says_so_and_not_beside_a_home(
     tmp_path: Path, cwd: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

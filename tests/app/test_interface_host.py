@@ -27,7 +27,7 @@ from kvchat.session.tree import Turn
 from kvchat.text.figures import bytes_text
 from tests.patience import wait_until
 
-pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loading_pays")]
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loading_pays", "quick_children")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,6 @@
 """Continue, retry, edit and fork: what was said stays as it was."""
 
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from kvchat.errors import (
     UsageError,
 )
 from kvchat.session.store import SessionStore
-from kvchat.session.tree import MAIN, Finish, Role, nested
+from kvchat.session.tree import MAIN, Finish, nested
 from tests.chat.desk import REPLY, Desk, shown
 from tests.session.turns import exchange
 
@@ -172,14 +171,6 @@ def test_an_answer_that_is_being_written_elsewhere_is_not_built_upon(desk: Desk)
     assert other.branch.name == "main-2"
     list(answering)
     assert [turn.text for turn in desk.chat.open("demo", "main").turns] == ["One", REPLY, "Two", REPLY]
-
-
-def test_roles_alternate_on_every_path(desk: Desk) -> None:
-    conversation = desk.talk("One", "Two")
-    assert [turn.role for turn in conversation.turns] == [Role.USER, Role.ASSISTANT] * 2
-    assert replace(conversation.branch, updated_at=0) == replace(
-        desk.store.branch(conversation.session.id, "main"), updated_at=0
-    )
 
 
 def test_branches_stand_behind_the_one_that_they_leave_with_all_their_tokens(desk: Desk) -> None:

@@ -8,7 +8,6 @@ import pytest
 from kvchat.chat.service import Chat, Prefill, TextDelta, TurnFinished, TurnStarted
 from kvchat.engine.api.events import Event, LoadChoice, LoadEstimate, LoadPlanned
 from kvchat.errors import (
-    SessionNotFound,
     UsageError,
 )
 from kvchat.session.store import SessionStore
@@ -81,20 +80,6 @@ def test_everything_is_stored_before_it_is_shown(desk: Desk) -> None:
     other.close()
 
 
-def test_a_new_process_goes_on_exactly_where_the_last_one_ended(desk: Desk, tmp_path: Path) -> None:
-    conversation = desk.talk("One", title="demo")
-    desk.chat.close(conversation)
-    desk.store.close()
-    later = Desk(tmp_path, desk.template)
-    opened = later.chat.open("demo")
-    assert opened.turns == conversation.turns
-    assert opened.token_ids == conversation.token_ids
-    list(later.chat.send(opened, "Two"))
-    assert later.engine.requests[0].token_ids[: len(conversation.token_ids or ())] == conversation.token_ids
-    assert opened.branch.name == "main"
-    later.store.close()
-
-
 def test_conversations_that_take_turns_never_mix(desk: Desk) -> None:
     """Trap 28: interleaved conversations see their own tokens only."""
     one, two = desk.chat.create("one"), desk.chat.create("two")
@@ -104,15 +89,6 @@ def test_conversations_that_take_turns_never_mix(desk: Desk) -> None:
     assert "pear" not in desk.seen(one)
     assert "apple" not in desk.seen(two)
     assert desk.seen(two).count("pear") == 3
-
-
-def test_delete_removes_the_session_and_lets_go_of_its_branch(desk: Desk) -> None:
-    conversation = desk.talk("Hello", title="demo")
-    desk.chat.close(conversation)
-    desk.chat.store.delete_session(conversation.session.id)
-    assert desk.engine.live == {}
-    with pytest.raises(SessionNotFound):
-        desk.chat.open("demo")
 
 
 def test_the_end_of_turn_of_the_template_ends_an_answer_that_the_engine_would_go_on_with(desk: Desk) -> None:

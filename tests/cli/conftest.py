@@ -71,6 +71,12 @@ def fork_server() -> Iterator[ForkServer]:
 
 
 @pytest.fixture
+def quick_children(fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let processes that are started beside an answer or a window have imported torch already."""
+    monkeypatch.setattr("sys.executable", str(fork_server.python))
+
+
+@pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
     return Run(capsys)
 

@@ -52,21 +52,21 @@ def places(lines: list[str], mark: str) -> set[int]:
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_terminal_shows_every_session_in_columns_and_cuts_titles_alone(
-    titles: tuple[str, ...], width: int
+    titles: tuple[str, ...], width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    piped = in_pipe("sessions")
-    lines = on_terminal(width, "sessions")
+    piped = shown(["sessions"], None, monkeypatch)
+    lines = shown(["sessions"], width, monkeypatch)
     assert max(map(cell_len, lines)) <= width
     figures = [line[line.rindex("(") :] for line in piped]
-    shown = " ".join(words_of(lines))
-    assert all(shown.count(one) == figures.count(one) for one in figures), "what a session has is never cut"
+    whole = " ".join(words_of(lines))
+    assert all(whole.count(one) == figures.count(one) for one in figures), "what a session has is never cut"
     beginning = [line for line in lines if LONG not in line and cell_len(line) < width]
     assert len(places(beginning, "(")) <= 1, "all others end at the edge"
     for title in titles:
         cut = title[: title.index(" ") if " " in title else 3]
-        assert title in shown or (cut in shown and "…" in shown)
+        assert title in whole or (cut in whole and "…" in whole)
     if width == 200:
-        assert all(title in shown for title in titles)
+        assert all(title in whole for title in titles)
         assert len(lines) == len(titles)
 
 
@@ -96,8 +96,8 @@ def test_every_setting_and_where_it_came_from_is_there_at_any_width(
     home.mkdir()
     (home / "config.toml").write_text(f'system = "{WIDE}"\n[sampling]\nseed = 3\n')
     monkeypatch.setenv("KVCHAT_MODEL", f"a model called {LONG}")
-    lines = on_terminal(width, "config", "show")
-    assert words_of(lines) == words_of(in_pipe("config", "show"))
+    lines = shown(["config", "show"], width, monkeypatch)
+    assert words_of(lines) == words_of(shown(["config", "show"], None, monkeypatch))
     assert too_wide(lines, width) == [], "a path alone stays whole, so that it can be copied"
     if width == 200:
         long = (LONG, WIDE, "paths.")

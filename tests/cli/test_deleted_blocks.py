@@ -11,10 +11,9 @@ from kvchat.app.config import read_settings
 from kvchat.app.open_store import open_store
 from kvchat.chat.conversation import Conversation
 from kvchat.chat.service import Chat
-from kvchat.engine.api.ids import BlockKey, u32le
+from kvchat.engine.api.ids import u32le
 from kvchat.engine.api.inspection import InspectionRequest
 from kvchat.engine.memory.disk.cache_admin import CacheAdmin
-from kvchat.engine.memory.disk.index import IndexedBlock
 from kvchat.session.tree import path_token_ids
 from tests.cli.secret_home import files_with
 from tests.patience import wait_until
@@ -139,7 +138,3 @@ def test_what_was_read_ahead_and_never_sent_is_not_saved(kvchat: Kvchat) -> None
     assert not block_files()
     kvchat.close()
     assert not block_files()
-
-
-def _keys(blocks: dict[BlockKey, IndexedBlock]) -> set[BlockKey]:
-    return {block.key for block in blocks.values()}

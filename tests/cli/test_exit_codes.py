@@ -1,6 +1,6 @@
-"""Every exit code that needs no model, from the real program.
+"""Every exit code that needs no model, one run of each also by the real program.
 
-`test_warm.py` and `test_processes.py` have those that do.
+`test_warm.py` and `test_processes.py` have those that need one.
 
 Each end is told once on standard error, and to whoever reads JSON as the one terminal event.
 """
@@ -13,6 +13,7 @@ import pytest
 
 from kvchat.app.open_store import open_store
 from kvchat.cli.parser.options import PlaceOptions
+from tests.cli.command_line import Run
 from tests.cli.printed import run_program
 
 pytestmark = [pytest.mark.pure, pytest.mark.long]
@@ -55,12 +56,20 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("code", "words"), ROWS, ids=str)
-def test_a_run_ends_with_the_code_of_what_happened(code: int, words: list[str], place: Path) -> None:
+def test_a_run_ends_with_the_code_of_what_happened(
+    code: int, words: list[str], place: Path, run: Run
+) -> None:
+    found, out, err = run(*(word.format(place=place) for word in words))
+    assert found == code, err
+    if code:
+        assert err.startswith("kvchat: ")
+    if code and {"--json", "--ndjson"} & set(words):
+        [event] = map(json.loads, out.splitlines())
+        assert (event["v"], event["event"], event["exit_code"]) == (1, "error", code)
+
+
+@pytest.mark.parametrize(("code", "words"), dict(ROWS).items(), ids=str)
+def test_a_process_ends_with_the_same_code(code: int, words: list[str], place: Path) -> None:
     done = run_program(*(word.format(place=place) for word in words), HF_HUB_OFFLINE="1")
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
-    if code:
-        assert done.stderr.startswith("kvchat: ")
-    if code and {"--json", "--ndjson"} & set(words):
-        [event] = map(json.loads, done.stdout.splitlines())
-        assert (event["v"], event["event"], event["exit_code"]) == (1, "error", code)

@@ -60,34 +60,6 @@ def test_the_interface_without_a_terminal_exits_2_and_names_ask(run: Run) -> Non
     assert gc.isenabled(), "it looks for garbage only behind the first frame"
 
 
-@pytest.mark.parametrize(
-    ("words", "exit_code"),
-    [
-        (["ask", "--no-such-option", "x"], 2),
-        (["ask", "--new", "a", "-s", "b", "x"], 2),
-        (["ask", "-o", "warmth=1", "x"], 2),
-        (["ask", "--top-p", "7", "x"], 2),
-        (["ask", "--kv-disk-bytes", "many", "x"], 2),
-        (["ask", "-f", "no-such-file", "x"], 2),
-        (["ask", "--config", "no-such-file", "x"], 3),
-        (["ask", "-s", "nobody", "x"], 5),
-        (["ask", "-c", "x"], 5),
-        (["sessions", "show", "nobody"], 5),
-        (["ask", "-m", "/no/such/model", "x"], 4),
-    ],
-)
-def test_each_mistake_has_its_exit_code_and_one_terminal_event(
-    words: list[str], exit_code: int, run: Run
-) -> None:
-    code, out, err = run(*words, "--json")
-    event = json.loads(out)
-    assert (code, event["v"], event["event"], event["exit_code"]) == (exit_code, 1, "error", exit_code)
-    assert event["message"] in err
-    if words[0] == "ask":
-        (event,) = run.lines(*words, "--ndjson", code=exit_code)
-        assert event["event"] == "error"
-
-
 def test_an_environment_that_cannot_be_read_exits_3(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVCHAT_SEED", "x")
     assert "KVCHAT_SEED" in run.err("sessions", "list", code=3)

@@ -22,7 +22,6 @@ from tests.patience import PATIENCE_S
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loading_pays")]
 
 DOCUMENT_TOKENS = 2000
-_KVCHAT = (sys.executable, "-m", "kvchat")
 
 # Asks, and never gets to the end of importing torch.
 STUCK_IN_TORCH = """
@@ -160,16 +159,6 @@ def test_asking_nothing_goes_on_with_an_answer_that_was_cut_off(
     assert event["usage"]["computed_tokens"] == 1  # the last sampled token had never been fed
 
 
-def test_ctrl_c_saves_what_was_shown_and_exits_130(start: Start, stored_turns: Stored) -> None:
-    with start("--ndjson", "--new", "demo", "Tell me a story.") as process:
-        text = shown(process, num_pieces=3)
-        process.send_signal(signal.SIGINT)
-        last = json.loads(process.stdout.readlines()[-1])
-        assert process.wait(timeout=PATIENCE_S) == 130
-    assert (last["event"], last["finish_reason"]) == ("done", "cancelled")
-    assert stored_turns("demo")[-1]["text"].startswith(text)
-
-
 def test_ctrl_c_while_the_model_loads_exits_130_in_silence(tiny_model: Path) -> None:
     command = [sys.executable, "-c", STUCK_IN_TORCH, "-m", str(tiny_model), "-q", "Hello?"]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
@@ -178,17 +167,6 @@ def test_ctrl_c_while_the_model_loads_exits_130_in_silence(tiny_model: Path) -> 
         process.send_signal(signal.SIGINT)
         assert process.stderr.read() == b""
         assert process.wait(timeout=PATIENCE_S) == 130
-
-
-def test_a_closed_pipe_ends_a_process_with_141_and_no_complaint(start: Start, stored_turns: Stored) -> None:
-    with start("--new", "demo", "Tell me a story.") as process:
-        process.stdout.read(1)
-        process.stdout.close()
-        complaints = process.stderr.read()
-        assert process.wait(timeout=PATIENCE_S) == 141
-    assert "Traceback" not in complaints
-    assert "Exception ignored" not in complaints
-    assert stored_turns("demo")[-1]["finish"] == "interrupted"
 
 
 def test_a_cache_that_is_too_small_damaged_or_of_another_model_ends_with_its_code(

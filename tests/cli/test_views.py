@@ -31,8 +31,8 @@ def num_blocks(home: Path) -> int:
     return len(list((home / "cache" / "blocks").rglob("*.safetensors")))
 
 
-def test_a_session_is_taken_up_over_its_view_and_is_approximate_wherever_it_is_shown(
-    run: Run, tiny_model: Path, cache_format: str
+def test_a_session_is_taken_up_over_its_view_shown_as_approximate_and_removed_with_all_its_blocks(
+    run: Run, tiny_model: Path, home: Path, cache_format: str
 ) -> None:
     first = ask(run, tiny_model, cache_format, "--new", "doors", TEXT)
     assert (first["exact"], first["usage"]["cached_tokens"]) == (False, 0)
@@ -43,16 +43,17 @@ def test_a_session_is_taken_up_over_its_view_and_is_approximate_wherever_it_is_s
     assert [one["exact"] for one in json.loads(out)] == [False]
     assert "approximate" in run("sessions", "list")[1]
     assert "(approximate)" in run("sessions", "show", "doors")[1]
-
-
-def test_its_blocks_are_listed_as_its_own_and_go_when_it_is_evicted(
-    run: Run, tiny_model: Path, home: Path, cache_format: str
-) -> None:
-    ask(run, tiny_model, cache_format, "--new", "doors", TEXT)
+    before = num_blocks(home)
+    assert run("cache", "gc")[0] == 0
+    assert num_blocks(home) == before > 0  # a living session refers to all of them
     (row,) = json.loads(run("cache", "ls", "--json")[1])
     assert (row["kind"], row["name"], row["own_bytes"]) == ("session", "doors", row["num_bytes"])
     assert row["num_bytes"] == json.loads(run("cache", "status", "--json")[1])["disk_bytes"]
     assert run("cache", "evict", "doors")[0] == 0
+    assert num_blocks(home) == 0
+    ask(run, tiny_model, cache_format, "-s", "doors", "And which is red?")
+    assert num_blocks(home) > 0
+    assert run("sessions", "rm", "doors", "--yes")[0] == 0
     assert num_blocks(home) == 0
 
 
@@ -98,18 +99,6 @@ def test_a_session_behind_a_shadow_goes_on_elsewhere_on_the_blocks_of_its_bundle
     assert told["there"]["text"] == told["bare"]["text"]
     assert not sees_all or told["there"]["text"] == stayed["text"]
     assert [one["exact"] for one in told.values()] == [False, False]
-
-
-def test_removing_a_session_removes_what_was_computed_over_its_view(
-    run: Run, tiny_model: Path, cache_format: str, home: Path
-) -> None:
-    ask(run, tiny_model, cache_format, "--new", "doors", TEXT)
-    ask(run, tiny_model, cache_format, "-s", "doors", "Which door is blue?")
-    before = num_blocks(home)
-    assert run("cache", "gc")[0] == 0
-    assert num_blocks(home) == before > 0  # a living session refers to all of them
-    assert run("sessions", "rm", "doors", "--yes")[0] == 0
-    assert num_blocks(home) == 0
 
 
 def test_the_views_of_a_directory_are_known_by_name(tmp_path: Path) -> None:

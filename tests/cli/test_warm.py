@@ -173,18 +173,25 @@ def test_fifty_questions_in_ten_sessions_at_once_with_four_engines_beside(ask: A
     assert [len(ask.turns(name)) for name in names] == [2 * (5 + 1)] * 10
 
 
-def test_a_closed_pipe_and_ctrl_c_stop_the_borrowed_engine_at_once(ask: Asker) -> None:
+def test_a_closed_pipe_and_signals_stop_the_borrowed_engine_at_once_and_what_was_shown_is_saved(
+    ask: Asker,
+) -> None:
     ends: list[tuple[str, int]] = []
-    for name, act in (("pipe", _close), ("key", _interrupt)):
+    for name, act in (("pipe", _close), ("key", _interrupt), ("term", subprocess.Popen.terminate)):
         with ask.start("--new", name, "Tell me a story.", max_tokens=_MANY) as process:
             assert process.stdout is not None
-            process.stdout.read(1)
+            shown = process.stdout.read(5)
             act(process)
             ends.append((name, process.wait(timeout=PATIENCE_S)))
+            assert process.stderr is not None
+            complaints = process.stderr.read()
+        assert "Traceback" not in complaints
+        assert "Exception ignored" not in complaints
         answer = ask.turns(name)[-1]
         assert answer["finish"] == "interrupted"
+        assert answer["text"].startswith(shown)
         assert len(answer["token_ids"]) < _MANY // 2
-    assert ends == [("pipe", 141), ("key", 130)]
+    assert ends == [("pipe", 141), ("key", 130), ("term", 143)]
 
 
 @pytest.mark.parametrize(
@@ -202,17 +209,6 @@ def test_a_length_that_ends_an_answer_and_one_that_no_context_holds_have_codes(
     assert process.returncode == code, err
     assert code != 6 or json.loads(out)["error"] == "ContextOverflow"
     assert code != 8 or json.loads(out)["finish_reason"] == "length"
-
-
-def test_sigterm_saves_what_was_shown_and_exits_143(ask: Asker) -> None:
-    with ask.start("--new", "term", "Tell me a story.", max_tokens=_MANY) as process:
-        assert process.stdout is not None
-        shown = process.stdout.read(5)
-        process.terminate()
-        assert process.wait(timeout=PATIENCE_S) == 143
-    answer = ask.turns("term")[-1]
-    assert answer["finish"] == "interrupted"
-    assert answer["text"].startswith(shown)
 
 
 def _close(process: "subprocess.Popen[str]") -> None:

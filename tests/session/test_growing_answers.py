@@ -35,6 +35,7 @@ def test_another_store_leaves_an_answer_alone_while_its_writer_lives(store: Sess
     settled = other.turn(answer.id)
     assert (settled.finish, settled.text, settled.damaged) == (Finish.INTERRUPTED, "Half", False)
     other.close()
+    assert list((path.parent / "writers").iterdir()) == []
 
 
 def test_growing_an_answer_costs_the_piece_and_not_the_answer(store: SessionStore) -> None:

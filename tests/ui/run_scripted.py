@@ -11,16 +11,17 @@ from pathlib import Path
 from threading import Thread, Timer
 from time import sleep
 
+from kvchat.chat.conversation import Conversation
 from kvchat.chat.service import ChatEvent
 from kvchat.engine.api.engine_phase import EnginePhase
 from kvchat.ui.app import KvchatApp
-from tests.ui.scripted import Answer, ScriptedChat, ScriptedConversation
+from tests.ui.scripted import Answer, ScriptedChat
 from tests.ui.scripted_engine import ScriptedEngine
 from tests.ui.scripted_files import ScriptedFiles
 
 
 class NoisyChat(ScriptedChat):
-    def send(self, conversation: ScriptedConversation, text: str) -> Iterator[ChatEvent]:
+    def send(self, conversation: Conversation, text: str) -> Iterator[ChatEvent]:
         for event in super().send(conversation, text):
             os.write(2, b"NATIVE NOISE\n")
             os.write(1, b"NATIVE NOISE\n")

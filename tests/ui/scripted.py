@@ -1,13 +1,13 @@
 """A chat service that follows a script: no model, no files, and the real interface on top."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from threading import Event
 from time import sleep
 from typing import Any
 
+from kvchat.chat.conversation import Conversation
 from kvchat.chat.revision import plan_undo
 from kvchat.chat.service import (
     ChatEvent,
@@ -19,7 +19,6 @@ from kvchat.chat.service import (
     TurnStarted,
 )
 from kvchat.engine.api.events import Loaded, Timings, Usage
-from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import SessionNotFound
 from kvchat.session.cache_miss import Explanation, explain
@@ -31,25 +30,6 @@ from tests.ui.scripted_unsent import ScriptedUnsent as ScriptedUnsent
 from tests.ui.scripted_variants import ScriptedVariants
 
 NOW = 1_800_000_000.0
-
-
-@dataclass
-class ScriptedConversation:
-    session: Session
-    branch: Branch
-    turns: tuple[Turn, ...] = ()
-    engine_sequence: SequenceId | None = None
-    diverged_from: str | None = None
-    is_stopped: bool = False
-    keeps_stop: bool = False
-
-    @contextmanager
-    def stoppable(self) -> Iterator[None]:
-        self.is_stopped, self.keeps_stop = False, True
-        try:
-            yield
-        finally:
-            self.keeps_stop = False
 
 
 class ScriptedStore:
@@ -182,12 +162,11 @@ class ScriptedChat:
         self._engine = engine
         self._answers = list(answers)
         self._numbers = count(1)
-        self._clock: Callable[[], float] = lambda: NOW
 
     def use_sampling(self, sampling: SamplingParams) -> None:
         self.sampling = sampling
 
-    def create(self, title: str = "", system: str = "") -> ScriptedConversation:
+    def create(self, title: str = "", system: str = "") -> Conversation:
         session = Session(
             id=SessionId(f"s{next(self._numbers)}"),
             title=title,
@@ -200,7 +179,7 @@ class ScriptedChat:
         self.store.paths[session.id, MAIN] = ()
         return self._conversation(session, MAIN)
 
-    def add_session(self, title: str, turns: Sequence[tuple[str, str]] = ()) -> ScriptedConversation:
+    def add_session(self, title: str, turns: Sequence[tuple[str, str]] = ()) -> Conversation:
         """Store a finished conversation, as if it had been held before."""
         conversation = self.create(title=title)
         for question, answer in turns:
@@ -210,13 +189,13 @@ class ScriptedChat:
             self._keep(conversation, (*conversation.turns, self._with_figures(answered, 0, asked)))
         return conversation
 
-    def open(self, reference: str, branch: str | None = None) -> ScriptedConversation:
+    def open(self, reference: str, branch: str | None = None) -> Conversation:
         for session in self.store.sessions.values():
             if reference in (session.id, session.title):
                 return self._conversation(session, BranchName(branch or session.active_branch))
         raise SessionNotFound(f"there is no session {reference!r}")
 
-    def open_at(self, turn_id: TurnId) -> ScriptedConversation:
+    def open_at(self, turn_id: TurnId) -> Conversation:
         for (session_id, branch), path in self.store.paths.items():
             if any(turn.id == turn_id for turn in path):
                 return self._conversation(self.store.sessions[session_id], branch)
@@ -225,7 +204,7 @@ class ScriptedChat:
     def prefetch(self, reference: str | None, branch: str | None = None, beside: Any = None) -> None:
         self.prefetched.append(reference)
 
-    def send(self, conversation: ScriptedConversation, text: str) -> Iterator[ChatEvent]:
+    def send(self, conversation: Conversation, text: str) -> Iterator[ChatEvent]:
         answer = self._next_answer()
         if answer.fail:
             raise answer.fail
@@ -238,55 +217,55 @@ class ScriptedChat:
         self._keep(conversation, (*conversation.turns, question))
         yield from self._answer(conversation, question, question, answer)
 
-    def retry(self, conversation: ScriptedConversation) -> Iterator[ChatEvent]:
+    def retry(self, conversation: Conversation) -> Iterator[ChatEvent]:
         question = conversation.turns[-2]
         self.branch_off(conversation, conversation.turns[:-1], f"retry-{next(self._numbers)}")
         yield from self._answer(conversation, None, question, self._next_answer())
 
-    def continue_answer(self, conversation: ScriptedConversation) -> Iterator[ChatEvent]:
+    def continue_answer(self, conversation: Conversation) -> Iterator[ChatEvent]:
         *before, last = conversation.turns
         self._keep(conversation, tuple(before))
         answer = self._next_answer()
         yield from self._answer(conversation, None, before[-1], answer, start=last)
 
-    def edit(self, conversation: ScriptedConversation, turn_id: TurnId, text: str) -> Iterator[ChatEvent]:
+    def edit(self, conversation: Conversation, turn_id: TurnId, text: str) -> Iterator[ChatEvent]:
         at = [turn.id for turn in conversation.turns].index(turn_id)
         self.branch_off(conversation, conversation.turns[:at], f"edit-{next(self._numbers)}")
         yield from self.send(conversation, text)
 
-    def edit_cost(self, conversation: ScriptedConversation, turn_id: TurnId, text: str) -> EditCost:
+    def edit_cost(self, conversation: Conversation, turn_id: TurnId, text: str) -> EditCost:
         if self.hold_costs is not None:
             self.hold_costs.wait(HELD_S)
         at = [turn.id for turn in conversation.turns].index(turn_id)
         left = len(conversation.turns) - at
         return EditCost(reused_tokens=10, computed_tokens=len(text), left_turns=left, left_tokens=7 * left)
 
-    def plan_undo(self, conversation: ScriptedConversation, num: int = 1) -> Revision:
+    def plan_undo(self, conversation: Conversation, num: int = 1) -> Revision:
         return plan_undo(conversation.turns, num, conversation.branch.name)
 
-    def plan_drop(self, conversation: ScriptedConversation, question_id: TurnId) -> Revision:
+    def plan_drop(self, conversation: Conversation, question_id: TurnId) -> Revision:
         turns = conversation.turns
         at = [turn.id for turn in turns].index(question_id)
         branch = conversation.branch.name
         return Revision(kept=turns[:at], anew=turns[at + 2 :], left=turns[at:], stays_on=branch)
 
-    def revision_cost(self, conversation: ScriptedConversation, revision: Revision) -> EditCost:
+    def revision_cost(self, conversation: Conversation, revision: Revision) -> EditCost:
         reused, computed = (
             sum(len(turn.token_ids or ()) for turn in turns) for turns in (revision.kept, revision.anew)
         )
         left = len(revision.left)
         return EditCost(reused_tokens=reused, computed_tokens=computed, left_turns=left, left_tokens=7 * left)
 
-    def revise(self, conversation: ScriptedConversation, revision: Revision) -> None:
+    def revise(self, conversation: Conversation, revision: Revision) -> None:
         self.branch_off(conversation, revision.path, f"{conversation.branch.name}-2")
 
-    def why(self, conversation: ScriptedConversation, answer_id: TurnId) -> Explanation:
+    def why(self, conversation: Conversation, answer_id: TurnId) -> Explanation:
         answer = next(turn for turn in conversation.turns if turn.id == answer_id)
         return Explanation(miss=explain(conversation.turns, answer), shared="", here="", there="")
 
     def fork(
-        self, conversation: ScriptedConversation, at: TurnId | None = None, name: str | None = None
-    ) -> ScriptedConversation:
+        self, conversation: Conversation, at: TurnId | None = None, name: str | None = None
+    ) -> Conversation:
         branch = BranchName(name or f"fork-{next(self._numbers)}")
         turns = conversation.turns
         end = [turn.id for turn in turns].index(at) + 1 if at is not None else len(turns)
@@ -294,90 +273,85 @@ class ScriptedChat:
         self._share(conversation)
         return self._conversation(conversation.session, branch)
 
-    def stop(self, conversation: ScriptedConversation) -> None:
-        conversation.is_stopped = True
+    def stop(self, conversation: Conversation) -> None:
+        conversation.stop()
 
-    def put_behind(self, conversation: ScriptedConversation) -> None:
+    def put_behind(self, conversation: Conversation) -> None:
         self.behind.append(conversation.session.id)
 
-    def bring_forward(self, conversation: ScriptedConversation) -> None:
+    def bring_forward(self, conversation: Conversation) -> None:
         self.behind = [session for session in self.behind if session != conversation.session.id]
 
-    def notices(self, conversation: ScriptedConversation) -> Sequence[str]:
+    def notices(self, conversation: Conversation) -> Sequence[str]:
         return ()
 
-    def close(self, conversation: ScriptedConversation) -> None:
+    def close(self, conversation: Conversation) -> None:
         self.closed.append(conversation.session.id)
 
     def _answer(
         self,
-        conversation: ScriptedConversation,
+        conversation: Conversation,
         question: Turn | None,
         parent: Turn,
         answer: Answer,
         start: Turn | None = None,
     ) -> Iterator[ChatEvent]:
-        if not conversation.keeps_stop:
-            conversation.is_stopped = False
-        turn = start or self._blank_answer(conversation, parent)
-        cached = sum(len(turn.token_ids or ()) for turn in conversation.turns[:-1])
-        prompt = cached + len(parent.token_ids or ())
-        yield TurnStarted(question=question, answer=turn)
-        yield Prefill(
-            prompt_tokens=prompt, cached_tokens=cached, computed_tokens=prompt - cached, loaded=Loaded()
-        )
-        if answer.reasoning:
-            yield TextDelta(text=answer.reasoning, reasoning=True)
-        shown = turn.text
-        for piece in answer.pieces():
-            if conversation.is_stopped:
-                break
-            shown += piece
-            self._hold(conversation, prompt + len(shown.split()), running=True)
-            yield TextDelta(text=piece)
-            if answer.hold is not None:
-                answer.hold.wait(HELD_S)
-            sleep(answer.pace_s)
-        finish = Finish.INTERRUPTED if conversation.is_stopped else Finish.COMPLETE
-        finish = Finish.ERROR if answer.fits_in else finish
-        done = replace(turn, text=shown, reasoning=answer.reasoning, finish=finish)
-        done = self._with_figures(done, cached, parent)
-        self._keep(conversation, (*conversation.turns, done))
-        self._hold(conversation, prompt + len(done.token_ids or ()), running=False)
-        self._engine.reused += cached
-        self._engine.computed += prompt - cached
-        error = "full" if answer.fits_in else None
-        yield TurnFinished(answer=done, error=error, fits_in=answer.fits_in, notices=answer.notices)
+        with conversation.occupied():
+            turn = start or self._blank_answer(conversation, parent)
+            cached = sum(len(turn.token_ids or ()) for turn in conversation.turns[:-1])
+            prompt = cached + len(parent.token_ids or ())
+            yield TurnStarted(question=question, answer=turn)
+            yield Prefill(
+                prompt_tokens=prompt, cached_tokens=cached, computed_tokens=prompt - cached, loaded=Loaded()
+            )
+            if answer.reasoning:
+                yield TextDelta(text=answer.reasoning, reasoning=True)
+            shown = turn.text
+            for piece in answer.pieces():
+                if conversation.is_stopping:
+                    break
+                shown += piece
+                self._hold(conversation, prompt + len(shown.split()), running=True)
+                yield TextDelta(text=piece)
+                if answer.hold is not None:
+                    answer.hold.wait(HELD_S)
+                sleep(answer.pace_s)
+            finish = Finish.INTERRUPTED if conversation.is_stopping else Finish.COMPLETE
+            finish = Finish.ERROR if answer.fits_in else finish
+            done = replace(turn, text=shown, reasoning=answer.reasoning, finish=finish)
+            done = self._with_figures(done, cached, parent)
+            self._keep(conversation, (*conversation.turns, done))
+            self._hold(conversation, prompt + len(done.token_ids or ()), running=False)
+            self._engine.reused += cached
+            self._engine.computed += prompt - cached
+            error = "full" if answer.fits_in else None
+            yield TurnFinished(answer=done, error=error, fits_in=answer.fits_in, notices=answer.notices)
 
     def _next_answer(self) -> Answer:
         return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
 
-    def _conversation(self, session: Session, branch: BranchName) -> ScriptedConversation:
+    def _conversation(self, session: Session, branch: BranchName) -> Conversation:
         found = next(known for known in self.store.branches(session.id) if known.name == branch)
-        return ScriptedConversation(
-            session=self.store.sessions[session.id],
-            branch=found,
-            turns=self.store.paths[session.id, branch],
-        )
+        return Conversation(self.store.sessions[session.id], found, self.store.paths[session.id, branch])
 
-    def branch_off(self, conversation: ScriptedConversation, turns: Sequence[Turn], name: str) -> None:
+    def branch_off(self, conversation: Conversation, turns: Sequence[Turn], name: str) -> None:
         conversation.branch = replace(conversation.branch, name=BranchName(name))
         self._keep(conversation, tuple(turns))
 
-    def _keep(self, conversation: ScriptedConversation, turns: tuple[Turn, ...]) -> None:
+    def _keep(self, conversation: Conversation, turns: tuple[Turn, ...]) -> None:
         conversation.turns = turns
         leaf_id = turns[-1].id if turns else None
         conversation.branch = replace(conversation.branch, leaf_id=leaf_id)
         self.store.paths[conversation.session.id, conversation.branch.name] = turns
 
-    def _question(self, conversation: ScriptedConversation, text: str) -> Turn:
+    def _question(self, conversation: Conversation, text: str) -> Turn:
         return self._turn(conversation, Role.USER, text, tuple(range(12 + len(text.split()))))
 
-    def _blank_answer(self, conversation: ScriptedConversation, parent: Turn) -> Turn:
+    def _blank_answer(self, conversation: Conversation, parent: Turn) -> Turn:
         turn = self._turn(conversation, Role.ASSISTANT, "", ())
         return replace(turn, parent_id=parent.id, finish=Finish.PARTIAL)
 
-    def _turn(self, conversation: ScriptedConversation, role: Role, text: str, ids: tuple[int, ...]) -> Turn:
+    def _turn(self, conversation: Conversation, role: Role, text: str, ids: tuple[int, ...]) -> Turn:
         return Turn(
             id=TurnId(f"t{next(self._numbers)}"),
             session_id=conversation.session.id,
@@ -405,7 +379,7 @@ class ScriptedChat:
             timings=Timings(ttft_s=0.2, total_s=1.0, decode_tokens_per_s=38.0),
         )
 
-    def _hold(self, conversation: ScriptedConversation, num_tokens: int, *, running: bool) -> None:
+    def _hold(self, conversation: Conversation, num_tokens: int, *, running: bool) -> None:
         key = f"{conversation.session.id}/{conversation.branch.name}"
         before = self._engine.held.get(key)
         self._engine.held[key] = HeldTokens(
@@ -415,7 +389,7 @@ class ScriptedChat:
             running=running,
         )
 
-    def _share(self, conversation: ScriptedConversation) -> None:
+    def _share(self, conversation: Conversation) -> None:
         """Let all branches of a forked conversation share what it has."""
         num_tokens = sum(len(turn.token_ids or ()) for turn in conversation.turns)
         self._engine.held[f"{conversation.session.id}/{conversation.branch.name}"] = HeldTokens(

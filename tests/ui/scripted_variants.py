@@ -5,6 +5,7 @@ from dataclasses import replace
 from threading import Event
 from typing import TYPE_CHECKING
 
+from kvchat.chat.conversation import Conversation
 from kvchat.chat.events import Alternative, SampleDelta, SampleEvent, SamplesFinished
 from kvchat.chat.service import ChatEvent, EditCost, Prefill, TurnFinished, TurnStarted
 from kvchat.engine.api.events import Loaded
@@ -13,7 +14,7 @@ from kvchat.session.tree import BranchName, Finish, Turn, TurnId
 from tests.ui.gate import HELD_S
 
 if TYPE_CHECKING:
-    from tests.ui.scripted import ScriptedChat, ScriptedConversation
+    from tests.ui.scripted import ScriptedChat
 
 COST = EditCost(reused_tokens=30, computed_tokens=1, left_turns=1, left_tokens=7)
 
@@ -33,7 +34,7 @@ class ScriptedReading:
     def stop(self) -> None:
         self.is_stopped = True
 
-    def hand_over(self, conversation: "ScriptedConversation") -> None:
+    def hand_over(self, conversation: Conversation) -> None:
         self.handed_to.append(conversation.session.id)
 
 
@@ -46,9 +47,7 @@ class ScriptedTokens:
     def texts(self, answer: Turn) -> Sequence[str]:
         return [f"{word} " for word in answer.text.split()]
 
-    def alternatives(
-        self, conversation: "ScriptedConversation", answer_id: TurnId, at: int
-    ) -> Sequence[Alternative]:
+    def alternatives(self, conversation: Conversation, answer_id: TurnId, at: int) -> Sequence[Alternative]:
         answer = next(turn for turn in conversation.turns if turn.id == answer_id)
         said = (answer.token_ids or ())[at]
         return (
@@ -57,12 +56,12 @@ class ScriptedTokens:
             Alternative(token_id=2, text="</s>", probability=0.05, is_end=True),
         )
 
-    def cost(self, conversation: "ScriptedConversation", answer_id: TurnId, at: int) -> EditCost:
+    def cost(self, conversation: Conversation, answer_id: TurnId, at: int) -> EditCost:
         return replace(COST, reused_tokens=30 + at)
 
     def go_on(
         self,
-        conversation: "ScriptedConversation",
+        conversation: Conversation,
         answer_id: TurnId,
         at: int,
         token_id: int,
@@ -87,44 +86,42 @@ class ScriptedVariants:
         self._chat = chat
 
     def compare(
-        self, conversation: "ScriptedConversation", num: int, sampling: SamplingParams
+        self, conversation: Conversation, num: int, sampling: SamplingParams
     ) -> Iterator[SampleEvent]:
-        conversation.is_stopped = False
-        yield Prefill(prompt_tokens=31, cached_tokens=30, computed_tokens=1, loaded=Loaded())
-        texts = [self.answer.format(number + 1) for number in range(num)]
-        for at in range(0, max(map(len, texts)), 6):
-            if conversation.is_stopped:
-                texts = [text[:at] for text in texts]
-                break
-            for number, text in enumerate(texts):
-                yield SampleDelta(sample=number, text=text[at : at + 6])
-            if self.hold is not None:
-                self.hold.wait(HELD_S)
-        finish = Finish.INTERRUPTED if conversation.is_stopped else Finish.COMPLETE
-        last = conversation.turns[-1]
-        answers = tuple(
-            replace(last, id=TurnId(f"candidate-{number}"), text=text, finish=finish)
-            for number, text in enumerate(texts)
-        )
-        yield SamplesFinished(answers=answers)
+        with conversation.occupied():
+            yield Prefill(prompt_tokens=31, cached_tokens=30, computed_tokens=1, loaded=Loaded())
+            texts = [self.answer.format(number + 1) for number in range(num)]
+            for at in range(0, max(map(len, texts)), 6):
+                if conversation.is_stopping:
+                    texts = [text[:at] for text in texts]
+                    break
+                for number, text in enumerate(texts):
+                    yield SampleDelta(sample=number, text=text[at : at + 6])
+                if self.hold is not None:
+                    self.hold.wait(HELD_S)
+            finish = Finish.INTERRUPTED if conversation.is_stopping else Finish.COMPLETE
+            last = conversation.turns[-1]
+            answers = tuple(
+                replace(last, id=TurnId(f"candidate-{number}"), text=text, finish=finish)
+                for number, text in enumerate(texts)
+            )
+            yield SamplesFinished(answers=answers)
 
-    def take(self, conversation: "ScriptedConversation", answer: Turn) -> None:
+    def take(self, conversation: Conversation, answer: Turn) -> None:
         self._chat.branch_off(conversation, (*conversation.turns[:-1], answer), "taken")
 
-    def retry_cost(self, conversation: "ScriptedConversation") -> EditCost:
+    def retry_cost(self, conversation: Conversation) -> EditCost:
         return COST
 
-    def reach(self, conversation: "ScriptedConversation") -> EditCost:
+    def reach(self, conversation: Conversation) -> EditCost:
         num = sum(len(turn.token_ids or ()) for turn in conversation.turns)
         return EditCost(reused_tokens=num, computed_tokens=0, left_turns=0, left_tokens=0)
 
-    def throw_away(self, aside: "ScriptedConversation", back: "ScriptedConversation") -> bool:
+    def throw_away(self, aside: Conversation, back: Conversation) -> bool:
         del self._chat.store.paths[aside.session.id, BranchName(aside.branch.name)]
         return True
 
-    def read_ahead(
-        self, conversation: "ScriptedConversation | None", system: str, text: str
-    ) -> ScriptedReading:
+    def read_ahead(self, conversation: Conversation | None, system: str, text: str) -> ScriptedReading:
         self.readings.append(ScriptedReading(text))
         return self.readings[-1]
 

@@ -12,7 +12,7 @@ from tests.cli.command_line import Run
 from tests.cli.homes import block_bytes, session_of, turns_of
 from tests.cli.little_room import ROOM, WORDS, go_on
 
-pytestmark = pytest.mark.cpu
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("quick_children")]
 
 
 @pytest.fixture

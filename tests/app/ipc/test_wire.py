@@ -1,12 +1,13 @@
 """Values over the wire: the same on the other side, and nothing else."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kvchat.app.ipc.wire import ProtocolError, plain, plain_error, restored, restored_error
-from kvchat.engine.api.config import Capacity, EngineInfo, PoolCapacity
+from kvchat.engine.api.config import Capacity, PoolCapacity
 from kvchat.engine.api.events import (
     FinishReason,
     LoadChoice,
@@ -20,16 +21,26 @@ from kvchat.engine.api.events import (
     TokenLogprobs,
     Usage,
 )
-from kvchat.engine.api.ids import GroupId, RequestId, SequenceId
+from kvchat.engine.api.ids import RequestId, SequenceId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.engine.api.snapshot import CacheSnapshot, GroupUsage, Tier, TierUsage
 from kvchat.errors import ContextOverflow, EngineFailed, InvalidRequest, PoolExhausted
+from tests.scripted_engine import ScriptedEngine
+from tests.ui.scripted_engine import SLIDING, HeldTokens, scripted_snapshot
 
 pytestmark = pytest.mark.pure
 
 REQUEST, SEQUENCE = RequestId(3), SequenceId(7)
 
+CAPACITY = Capacity(
+    activation_bytes=1,
+    device_bytes=2,
+    host_bytes=3,
+    num_blocks=4,
+    num_tokens=5,
+    max_concurrency=1.5,
+    pools=(PoolCapacity(group=0, kind="full", num_blocks=4, num_tokens=None, max_concurrency=2),),
+)
 VALUES = [
     Request(
         token_ids=(1, 2, 3),
@@ -66,56 +77,8 @@ VALUES = [
         token_id=5,
         logprobs=TokenLogprobs(logprob=-0.1, top=((5, -0.1),)),
     ),
-    EngineInfo(
-        model="m",
-        model_dir="/m",
-        fingerprint="ab",
-        dtype="float32",
-        device="cpu",
-        block_size=16,
-        max_context=100,
-        vocab_size=10,
-        eos_token_ids=(1, 2),
-        num_layers=2,
-        disk_enabled=True,
-        capacity=Capacity(
-            activation_bytes=1,
-            device_bytes=2,
-            host_bytes=3,
-            num_blocks=4,
-            num_tokens=5,
-            max_concurrency=1.5,
-            pools=(PoolCapacity(group=0, kind="full", num_blocks=4, num_tokens=None, max_concurrency=2),),
-        ),
-    ),
-    CacheSnapshot(
-        model="m",
-        fingerprint="ab",
-        block_size=16,
-        max_context=100,
-        tiers=(TierUsage(tier=Tier.DISK, used_bytes=1, cached_bytes=2, total_bytes=None, num_blocks=3),),
-        groups=(
-            GroupUsage(
-                group=GroupId(0),
-                kind="sliding",
-                window=4,
-                layers=(0, 1),
-                block_bytes=8,
-                total_blocks=4,
-                free_blocks=1,
-                cached_blocks=1,
-                used_blocks=2,
-                shared_blocks=1,
-            ),
-        ),
-        layers=(),
-        sequences=(),
-        num_running=0,
-        num_waiting=1,
-        reused_tokens=5,
-        computed_tokens=6,
-        room_tokens=7,
-    ),
+    replace(ScriptedEngine(lambda prompt: ()).info(), capacity=CAPACITY),
+    scripted_snapshot([HeldTokens(owner="a", num_tokens=9, running=True)], layers=[SLIDING], kept_tokens=5),
 ]
 
 

@@ -31,7 +31,7 @@ def nearly_full(ask: Run, home: Path) -> tuple[str, str]:
 
 
 @pytest.mark.cpu
-@pytest.mark.usefixtures("loading_pays")
+@pytest.mark.usefixtures("loading_pays", "quick_children")
 def test_what_was_used_longest_ago_is_kept_in_fewer_bits_and_found_there(
     ask: Run, run: Run, home: Path, nearly_full: tuple[str, str]
 ) -> None:

@@ -15,8 +15,6 @@ from tests.cli.command_line import Run
 
 pytestmark = pytest.mark.pure
 
-Capture = pytest.CaptureFixture[str]
-
 
 def shown(run: Run, *words: str) -> dict[str, dict[str, object]]:
     settings: dict[str, dict[str, object]] = run.json("config", "show", *words)["settings"]
@@ -30,6 +28,7 @@ def test_show_says_where_each_value_came_from(
     (home / "config.toml").write_text('model = "a"\nsystem = "a"\n[sampling]\nseed = 1\ntop_k = 1\n')
     (tmp_path / "work" / ".kvchat.toml").write_text('system = "b"\n[sampling]\nseed = 2\n')
     monkeypatch.setenv("KVCHAT_SEED", "3")
+    monkeypatch.setenv("KVCHAT_TEMPERATURE", "0.9")
     found = shown(run, "--temperature", "0.5")
     assert found["model"] == {"value": "a", "from": str(home / "config.toml")}
     assert found["system"] == {"value": "b", "from": str(tmp_path / "work" / ".kvchat.toml")}

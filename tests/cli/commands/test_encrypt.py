@@ -232,18 +232,6 @@ def test_the_doctor_says_what_is_encrypted_and_asks_for_nothing(
     assert said()["state"] == "broken"
 
 
-WITHOUT = """
-import sys
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == {absent!r}:
-            raise ImportError(name)
-sys.meta_path.insert(0, Absent())
-from kvchat.cli.main import run
-sys.exit(run({words!r}))
-"""
-
-
 @pure
 def test_the_terminal_asks_for_the_passphrase_and_does_not_show_it(home: Path) -> None:
     make_talk(home)

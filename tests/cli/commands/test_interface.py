@@ -10,7 +10,9 @@ from kvchat.app.open_store import open_store
 from kvchat.engine.models.locate import STARTER
 from kvchat.ui.widgets.welcome import things_to_try
 from tests.cli.command_line import Run
-from tests.terminal import terminal
+from tests.remote.test_remote_processes import variables  # noqa: F401
+from tests.serving.conftest import Served, served  # noqa: F401
+from tests.terminal import Terminal, terminal
 
 pytestmark = pytest.mark.tui
 
@@ -28,6 +30,13 @@ sys.addaudithook(wait_for_leave)
 from kvchat.cli.main import run
 sys.exit(run(sys.argv[2:]))
 """
+
+
+@pytest.fixture
+def server(variables: dict[str, str], home: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    """A server answers in the windows of this home, which load no model then."""
+    for name, value in (variables | {"KVCHAT_HOME": str(home)}).items():
+        monkeypatch.setenv(name, value)
 
 
 def test_the_window_is_drawn_and_typed_into_before_torch_is_imported(
@@ -79,21 +88,20 @@ def test_the_ways_to_name_a_session_are_those_of_a_question(
     assert "No such option" not in run.err(*words, code=code)
 
 
-def test_a_session_opens_by_option_or_as_the_last_one_or_under_a_new_name(
-    tiny_model: Path, tmp_path: Path
-) -> None:
-    """Windows in which nothing is asked need no model: theirs waits for torch and never gets it."""
-    options = ["-m", str(tiny_model), "--max-tokens", "5"]
-    with terminal(["-m", "kvchat", *options, "--new", "the sea"]) as shown:
-        shown.until_shown("f1 help")
-        shown.type("remember\r")
-        shown.until_shown("computed")
+def say(shown: Terminal) -> None:
+    shown.until_shown("f1 help")
+    shown.type("remember\r")
+    shown.until_shown("by 127.0.0.1")
+
+
+def test_a_session_opens_by_option_or_as_the_last_one_or_under_a_new_name(server: None) -> None:
+    with terminal(["-m", "kvchat", "--new", "the sea"]) as shown:
+        say(shown)
         shown.type("\x11")
         assert shown.exit_status() == 0
         shown.until_shown("resume with: kvchat ")
         resumed = shown.text.partition("resume with: kvchat ")[2].split()[0]
-    idle = ["-c", HELD_BACK, str(tmp_path / "never"), *options]
-    with terminal([*idle, "--new", "unused"]) as shown:
+    with terminal(["-m", "kvchat", "--new", "unused"]) as shown:
         shown.until_shown("f1 help")
         shown.type("\x11")
         assert shown.exit_status() == 0
@@ -101,9 +109,9 @@ def test_a_session_opens_by_option_or_as_the_last_one_or_under_a_new_name(
     with closing(open_store(read_settings())) as store:
         assert [one.session.title for one in store.list_sessions()] == ["the sea"]
     with (
-        terminal([*idle, "-c"]) as last,
-        terminal([*idle, "-s", "the sea"]) as named,
-        terminal([*idle, resumed]) as told,
+        terminal(["-m", "kvchat", "-c"]) as last,
+        terminal(["-m", "kvchat", "-s", "the sea"]) as named,
+        terminal(["-m", "kvchat", resumed]) as told,
     ):
         for shown in (last, named, told):
             shown.until_shown("▌ remember")
@@ -119,13 +127,12 @@ def test_the_starter_answers_what_an_empty_conversation_suggests(run: Run, quest
 
 
 @pytest.mark.parametrize("options", [("--temp",), ()])
-def test_what_is_not_to_last_is_not_offered_to_be_resumed(tiny_model: Path, options: tuple[str, ...]) -> None:
-    with terminal(["-m", "kvchat", "-m", str(tiny_model), "--max-tokens", "5", *options]) as shown:
-        shown.until_shown("f1 help")
+def test_what_is_not_to_last_is_not_offered_to_be_resumed(server: None, options: tuple[str, ...]) -> None:
+    with terminal(["-m", "kvchat", *options]) as shown:
         if not options:
+            shown.until_shown("f1 help")
             shown.type("/temp\r")
-        shown.type("remember\r")
-        shown.until_shown("computed")
+        say(shown)
         shown.type("\x11")
         assert shown.exit_status() == 0
         assert b"resume with" not in shown.received

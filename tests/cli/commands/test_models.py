@@ -10,8 +10,6 @@ from tests.cli.command_line import Run
 
 pytestmark = pytest.mark.pure
 
-Capture = pytest.CaptureFixture[str]
-
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

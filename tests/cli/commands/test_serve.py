@@ -2,7 +2,6 @@
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -28,7 +27,7 @@ main()
 """
 
 
-def test_other_programs_talk_to_the_engine_and_share_its_cache(home: Path) -> None:
+def test_other_programs_talk_to_the_engine_leave_it_and_share_its_cache(home: Path) -> None:
     command = [sys.executable, "-m", "kvchat", "serve", "-q", "-m", "starter"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -40,6 +39,9 @@ def test_other_programs_talk_to_the_engine_and_share_its_cache(home: Path) -> No
             said.append({"role": "assistant", "content": first.choices[0].message.content})
             said.append({"role": "user", "content": "What is my name?"})
             second = client.chat.completions.create(model="starter", messages=said)
+            for _ in range(5):  # clients that leave while they are answered
+                client.chat.completions.create(model="starter", messages=said, stream=True).close()
+            assert client.chat.completions.create(model="starter", messages=said).choices == second.choices
         done = run_program("ask", "--json", "Hello! My name is Ana.")
         assert done.returncode == 0, done.stderr
         process.send_signal(signal.SIGTERM)
@@ -54,69 +56,6 @@ def test_other_programs_talk_to_the_engine_and_share_its_cache(home: Path) -> No
     asked = json.loads(done.stdout)
     assert asked["text"] == first.choices[0].message.content
     assert asked["loaded"]["device"] == asked["usage"]["cached_tokens"] == first.usage.prompt_tokens - 1
-
-
-def test_what_no_client_should_send_harms_neither_the_engine_nor_its_answers(
-    home: Path, fork_server: ForkServer
-) -> None:
-    with fork_server.start("serve", "-q", "-m", "starter") as process:
-        url = process.stdout.readline().strip()
-        key = (home / "run" / "api-key").read_text().strip()
-        said: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hello! My name is Ana."}]
-
-        def answer() -> str | None:
-            with OpenAI(base_url=url, api_key=key, max_retries=0) as client:
-                return (
-                    client.chat.completions.create(model="kvchat", messages=said).choices[0].message.content
-                )
-
-        before = answer()
-        port = int(url.rpartition(":")[2].partition("/")[0])
-        statuses = [_status_of(port, *one) for one in _hostile(key, said)]
-        assert statuses == [403, 403, 401, 400, 400, 400, 400, 404]
-        for _ in range(5):  # and those that leave while they are answered
-            with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as raw:
-                raw.sendall(_request(key, json.dumps({"model": "kvchat", "messages": said, "stream": True})))
-                assert raw.recv(12) == b"HTTP/1.1 200"
-        assert answer() == before
-        assert process.poll() is None
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=PATIENCE_S) == 143
-
-
-def _hostile(key: str, said: list[ChatCompletionMessageParam]) -> list[tuple[str, bytes]]:
-    """Return requests by what is wrong with them, in the order of the statuses above."""
-    good = {"model": "kvchat", "messages": said}
-    ask = json.dumps(good)
-    return [
-        ("host", _request(key, ask).replace(b"localhost", b"evil.example")),
-        ("origin", _request(key, ask, "Origin: https://evil.example")),
-        ("key", _request("another key", ask)),
-        ("no JSON", _request(key, ask[:-1])),
-        ("too deep", _request(key, "[" * 100_000)),
-        ("types", _request(key, json.dumps(good | {"messages": [[said]]}))),
-        ("tools", _request(key, json.dumps(good | {"tools": [{"type": "function"}]}))),
-        ("model", _request(key, json.dumps(good | {"model": "../../etc/passwd"}))),
-    ]
-
-
-def _request(key: str, body: str, *headers: str) -> bytes:
-    lines = (
-        "POST /v1/chat/completions HTTP/1.1",
-        "Host: localhost",
-        f"Authorization: Bearer {key}",
-        f"Content-Length: {len(body.encode())}",
-        *headers,
-    )
-    return ("\r\n".join(lines) + "\r\n\r\n" + body).encode()
-
-
-def _status_of(port: int, what: str, request: bytes) -> int:
-    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as raw:
-        raw.sendall(request)
-        head = raw.recv(12)
-    assert head.startswith(b"HTTP/1.1 "), what
-    return int(head[9:])
 
 
 def test_what_its_metrics_tell_of_its_cache_is_shown_where_it_is_the_server(

@@ -12,7 +12,7 @@ from kvchat.engine.api.ids import root_key
 from kvchat.errors import BundleError
 from kvchat.session.bundle.container import BLOCK as BLOK
 from kvchat.session.bundle.container import END, MAGIC, META, TURN
-from kvchat.session.bundle.reader import Bundle, read_blocks, read_bundle, renamed
+from kvchat.session.bundle.reader import read_blocks, read_bundle, renamed
 from kvchat.session.bundle.turn_record import turn_body, turn_header
 from kvchat.session.kv.block_references import runs_of
 from kvchat.session.tree import path_token_ids
@@ -37,20 +37,6 @@ Records = list[tuple[str, dict[str, Any], bytes]]
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "demo.kvchat"
-
-
-def content(bundle: Bundle, path: Path) -> tuple[Any, ...]:
-    """Return everything a bundle says, without the ids that are made anew at each reading."""
-    places = {turn.id: number for number, turn in enumerate(bundle.turns)}
-    turns = [
-        (turn.text, turn.token_ids, turn.role, turn.finish, places.get(turn.parent_id))
-        for turn in bundle.turns
-    ]
-    blocks = [
-        (block.group, block.parent, block.token_ids, bytes(block.payload))
-        for block in read_blocks(path, bundle)
-    ]
-    return bundle.manifest, turns, blocks
 
 
 def small_records() -> Records:

@@ -1,4 +1,4 @@
-"""What a session keeps in its row, and sessions that come from elsewhere."""
+"""A session that comes from elsewhere comes whole or not at all, and remembers whose blocks it uses."""
 
 import pytest
 

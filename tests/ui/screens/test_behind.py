@@ -92,7 +92,7 @@ async def test_leaving_the_program_stops_all_answers(tmp_path: Path) -> None:
         conversation = shown.screen.turns.conversation
         await leave(shown)
         shown.screen.quit()
-        assert conversation.is_stopped
+        assert conversation.is_stopping
 
 
 async def test_an_engine_that_fails_says_why_and_gives_back_what_waits_behind_too(tmp_path: Path) -> None:

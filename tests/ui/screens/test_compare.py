@@ -39,16 +39,6 @@ async def test_answers_that_are_all_alike_are_said_to_be_unless_they_were_stoppe
         shown.chat.variants.hold.set()
         await shown.until_shown("esc keeps the old answer")
         assert "alike" not in shown.text
-
-
-async def test_comparing_can_be_stopped_and_left(tmp_path: Path) -> None:
-    async with talk_window(tmp_path, size=(60, 24)) as shown:
-        shown.chat.variants.hold = Event()
-        await shown.say("/retry 2")
-        await shown.until_shown("esc stops them all")
-        await shown.pilot.press("escape")
-        shown.chat.variants.hold.set()
-        await shown.until_shown("esc keeps the old answer")
         await shown.pilot.press("escape")
         await shown.until_back()
         assert [view.turn.text for view in shown.answers][-1] == "Seven hours or so."

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.chat.conversation import Conversation
 from tests.ui.harness import Window, window
-from tests.ui.scripted import ScriptedChat, ScriptedConversation
+from tests.ui.scripted import ScriptedChat
 
 pytestmark = pytest.mark.tui
 
@@ -17,10 +18,10 @@ def two(chat: ScriptedChat) -> None:
         chat.add_session(title, [(f"{title}?", "Yes.")])
 
 
-def opener(shown: Window, gate: asyncio.Event, title: str) -> Callable[[], Awaitable[ScriptedConversation]]:
+def opener(shown: Window, gate: asyncio.Event, title: str) -> Callable[[], Awaitable[Conversation]]:
     """Return what opens a conversation once the gate is open."""
 
-    async def opened() -> ScriptedConversation:
+    async def opened() -> Conversation:
         await gate.wait()
         return shown.chat.open(title)
 

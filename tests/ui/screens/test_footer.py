@@ -28,18 +28,23 @@ async def click_hint(shown: Window, words: str) -> None:
     await shown.pilot.click(offset=(line.index(words) + 1, shown.app.size.height - 1))
 
 
-@pytest.mark.parametrize("size", [(140, 45), (80, 24), (60, 18), (40, 12)])
 async def test_the_keys_are_named_at_every_size_before_and_after_an_answer_and_stop_meanwhile(
-    tmp_path: Path, size: tuple[int, int]
+    tmp_path: Path,
 ) -> None:
-    hold = Event()
-    async with window(tmp_path, Answer(text="word " * 9, hold=hold), size=size) as shown:
-        await until_hinted(shown, "f2 sessions · f3 cache · f1 help")
+    hold, sizes = Event(), [(140, 45), (80, 24), (60, 18), (40, 12)]
+    async with window(tmp_path, Answer(text="word " * 9, hold=hold)) as shown:
+
+        async def until_hinted_everywhere(words: str) -> None:
+            for size in sizes:
+                await shown.pilot.resize_terminal(*size)
+                await until_hinted(shown, words)
+
+        await until_hinted_everywhere("f2 sessions · f3 cache · f1 help")
         await shown.say("Hello?")
-        await until_hinted(shown, "f3 cache · esc stop")
+        await until_hinted_everywhere("f3 cache · esc stop")
         hold.set()
         await shown.until_answered()
-        await until_hinted(shown, "f2 sessions · f3 cache · f1 help")
+        await until_hinted_everywhere("f2 sessions · f3 cache · f1 help")
 
 
 async def test_the_keys_are_those_of_what_has_the_focus(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.chat.conversation import Conversation
 from kvchat.chat.service import EditCost
 from kvchat.engine.api.engine_phase import EnginePhase
 from kvchat.engine.api.ids import GroupId
@@ -14,7 +15,7 @@ from kvchat.ui.controllers.turn_runner import QueuedTurn, TurnKind
 from kvchat.ui.screens.choices import ConfirmScreen
 from kvchat.ui.widgets.session_list import SessionList
 from tests.ui.harness import talk, talk_window, window
-from tests.ui.scripted import ScriptedChat, ScriptedConversation
+from tests.ui.scripted import ScriptedChat
 from tests.ui.scripted_engine import ScriptedEngine
 
 pytestmark = pytest.mark.tui
@@ -100,7 +101,7 @@ async def test_nothing_is_told_of_a_conversation_that_goes_on_at_once(tmp_path: 
         asked: list[int] = []
         reach = shown.chat.variants.reach
 
-        def noted(conversation: ScriptedConversation) -> EditCost:
+        def noted(conversation: Conversation) -> EditCost:
             asked.append(1)
             return reach(conversation)
 

@@ -62,6 +62,7 @@ async def test_a_branch_that_another_window_gave_a_name_by_its_first_message_sta
         assert second.questions == ["One"]
         await first.pilot.press("escape")
         await second.until(lambda: second.questions == ["One", "Tell me more"])
+        await second.until_gone("! Another")
         assert not any("deleted" in words for words in second.told)
         assert second.screen.turns.conversation.branch.name == first.screen.turns.conversation.branch.name
 
@@ -94,7 +95,7 @@ async def test_what_another_window_has_begun_is_listed_when_the_list_is_opened(
         assert listed.option_count == 1
 
 
-async def test_what_another_window_adds_to_the_branch_on_screen_is_shown(
+async def test_what_another_window_adds_to_the_branch_on_screen_is_shown_once_the_prompt_is_empty(
     tmp_path: Path, template: ChatTemplate
 ) -> None:
     async with two_windows(tmp_path, template) as (first, second):
@@ -103,6 +104,12 @@ async def test_what_another_window_adds_to_the_branch_on_screen_is_shown(
         await second.until_told("Another window has added 2 messages here")
         await say(second, "Three")
         await first.until(lambda: first.questions == ["One", "Two", "Three"])
+        await second.type("Vier")
+        await say(first, "Four")
+        await second.until_shown("! Another window has added")
+        await second.pilot.press("ctrl+u")
+        await second.until(lambda: second.questions == ["One", "Two", "Three", "Four"])
+        await second.until_gone("! Another")
         [summary] = first.chat.store.list_sessions()
         assert summary.num_branches == 1
 
@@ -139,27 +146,3 @@ async def test_a_branch_that_got_its_name_from_its_first_message_was_moved_by_no
         await say(shown, "Where is the ferry?")
         assert shown.screen.turns.stored.branch.name == "where-is-the-ferry"
         assert "another window" not in shown.screen.notices.text()
-
-
-async def test_what_was_added_is_shown_once_the_prompt_is_empty(
-    tmp_path: Path, template: ChatTemplate
-) -> None:
-    async with two_windows(tmp_path, template) as (first, second):
-        await second.type("Zwei")
-        await say(first, "Two")
-        await second.until_shown("! Another window has added")
-        await second.pilot.press("ctrl+u")
-        await second.until(lambda: second.questions == ["One", "Two"])
-        await second.until_gone("! Another")
-
-
-async def test_an_answer_that_another_window_is_getting_is_told_and_shown_at_its_end(
-    tmp_path: Path, template: ChatTemplate
-) -> None:
-    async with two_windows(tmp_path, template) as (first, second):
-        first.engine.held_after = 1
-        await first.say("Two")
-        await second.until_shown("! Another window is being answered here")
-        await first.pilot.press("escape")
-        await second.until(lambda: second.questions == ["One", "Two"])
-        await second.until_gone("! Another")

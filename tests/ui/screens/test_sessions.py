@@ -46,22 +46,20 @@ async def test_typing_in_the_field_leaves_only_titles_that_match_until_escape(tm
         assert shown.app.focused is shown.screen.prompt
 
 
-async def test_words_of_a_message_find_it_and_open_its_branch(tmp_path: Path) -> None:
+async def test_words_of_a_message_find_it_and_open_its_branch_and_a_search_in_vain_says_so(
+    tmp_path: Path,
+) -> None:
     async with window(tmp_path, prepare=three) as shown:
+        await shown.say("/search zeppelin")
+        await shown.until_shown("no title and no message")
+        await shown.pilot.press("down", "enter", "escape")
+        await shown.until(lambda: len(names(shown)) == 3)
         await shown.say("/search ferry late")
         await shown.until_shown("“Yes, and the")
         assert names(shown)[0] == "· Bergen"
         assert "Oslo" not in shown.text
         await shown.pilot.press("down", "down", "enter")
         await shown.until(lambda: shown.questions == ["Rain?"])
-
-
-async def test_a_search_in_vain_says_so(tmp_path: Path) -> None:
-    async with window(tmp_path, prepare=three) as shown:
-        await shown.say("/search zeppelin")
-        await shown.until_shown("no title and no message")
-        await shown.pilot.press("down", "enter", "escape")
-        await shown.until(lambda: len(names(shown)) == 3)
 
 
 async def test_branches_fold_into_their_session(tmp_path: Path) -> None:

@@ -9,21 +9,18 @@ from tests.ui.harness import talk_window, window
 
 pytestmark = pytest.mark.tui
 
-SIZES = [(140, 45), (80, 24), (60, 18), (40, 12)]
 
-
-@pytest.mark.parametrize("size", SIZES)
-async def test_what_is_typed_is_seen_under_the_list_of_commands(
-    tmp_path: Path, size: tuple[int, int]
-) -> None:
-    async with window(tmp_path, size=size) as shown:
-        await shown.type("/")
-        await shown.until_shown("▸ /")
-        await shown.until_shown("› /")
-        for _ in range(3):
-            await shown.pilot.press("up")
-        await shown.until_shown("▸ /")
-        assert "› /" in shown.text
+async def test_what_is_typed_is_seen_under_the_list_of_commands(tmp_path: Path) -> None:
+    async with window(tmp_path) as shown:
+        for size in ((140, 45), (80, 24), (60, 18), (40, 12)):
+            await shown.pilot.resize_terminal(*size)
+            await shown.type("/")
+            await shown.until_shown("▸ /")
+            await shown.until_shown("› /")
+            await shown.pilot.press("up", "up", "up")
+            await shown.until_shown("▸ /")
+            assert "› /" in shown.text
+            await shown.pilot.press("ctrl+u")
 
 
 async def test_a_list_that_was_beside_the_conversation_gives_way_when_only_one_has_room(

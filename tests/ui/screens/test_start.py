@@ -41,11 +41,3 @@ async def test_a_click_puts_a_suggestion_into_the_prompt(tmp_path: Path, size: t
         await shown.until(lambda: shown.screen.prompt.text == words)
         await shown.pilot.press("enter")
         await shown.until_sent(words)
-
-
-async def test_the_line_about_the_panel_goes_with_the_panel(tmp_path: Path) -> None:
-    async with window(tmp_path) as shown:
-        await shown.until_shown("the cache by tier and layer (f3)")
-        await shown.pilot.press("f3")
-        await shown.until_gone("the cache by tier and layer")
-        await shown.until_shown("Ask anything")

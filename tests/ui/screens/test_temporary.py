@@ -7,12 +7,13 @@ from threading import Event
 
 import pytest
 
+from kvchat.chat.conversation import Conversation
 from kvchat.errors import StorageError
 from kvchat.session.tree import SessionId
 from kvchat.ui.widgets.session_list import SessionList
 from tests.ui.gate import Gate, hold
 from tests.ui.harness import Window, talk, talk_window, window
-from tests.ui.scripted import Answer, ScriptedConversation
+from tests.ui.scripted import Answer
 
 pytestmark = pytest.mark.tui
 
@@ -101,7 +102,7 @@ async def test_it_is_deleted_where_the_opening_that_left_it_is_interrupted(
     async with told_a_secret(tmp_path) as shown:
         opens = iter([shown.screen.commands.new])
 
-        def open_another(conversation: ScriptedConversation) -> None:
+        def open_another(conversation: Conversation) -> None:
             for one in opens:
                 one()
 
@@ -173,7 +174,7 @@ async def test_one_that_is_being_let_go_of_is_deleted_when_kvchat_is_left(
 ) -> None:
     gate = Gate()
 
-    def close(conversation: ScriptedConversation) -> None:
+    def close(conversation: Conversation) -> None:
         raise StorageError("it is gone")
 
     async with told_a_secret(tmp_path) as shown:

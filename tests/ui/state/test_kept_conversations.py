@@ -2,9 +2,10 @@
 
 import pytest
 
+from kvchat.chat.conversation import Conversation
 from kvchat.session.tree import MAIN, SessionId
 from kvchat.ui.state.kept_conversations import MAX_KEPT, KeptConversations
-from tests.ui.scripted import ScriptedChat, ScriptedConversation
+from tests.ui.scripted import ScriptedChat
 from tests.ui.scripted_engine import HeldTokens, ScriptedEngine, scripted_snapshot
 
 pytestmark = pytest.mark.pure
@@ -15,7 +16,7 @@ def chat() -> ScriptedChat:
     return ScriptedChat(ScriptedEngine())
 
 
-def stored(chat: ScriptedChat, title: str) -> ScriptedConversation:
+def stored(chat: ScriptedChat, title: str) -> Conversation:
     return chat.add_session(title, [("hello", "hi")])
 
 

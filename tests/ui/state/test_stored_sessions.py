@@ -4,16 +4,17 @@ from dataclasses import replace
 
 import pytest
 
+from kvchat.chat.conversation import Conversation
 from kvchat.engine.api.ids import SequenceId
 from kvchat.ui.state.kept_conversations import KeptConversations
 from kvchat.ui.state.stored_sessions import StoredSessions
-from tests.ui.scripted import ScriptedChat, ScriptedConversation
+from tests.ui.scripted import ScriptedChat
 from tests.ui.scripted_engine import ScriptedEngine
 
 pytestmark = pytest.mark.pure
 
 
-def conversation(chat: ScriptedChat, title: str, number: int, branch: str = "main") -> ScriptedConversation:
+def conversation(chat: ScriptedChat, title: str, number: int, branch: str = "main") -> Conversation:
     opened = chat.open(title, "main")
     opened.branch = replace(opened.branch, name=branch)
     opened.engine_sequence = SequenceId(number)

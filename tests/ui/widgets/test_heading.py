@@ -5,16 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.chat.conversation import Conversation
 from kvchat.engine.api.engine_phase import EnginePhase
 from kvchat.ui.widgets.heading import editing_text, heading_text, model_parts
 from tests.ui.harness import window
 from tests.ui.records import SESSION
-from tests.ui.scripted import MAIN, NOW, Branch, ScriptedConversation
+from tests.ui.scripted import MAIN, NOW, Branch
 from tests.ui.scripted_engine import ScriptedEngine, scripted_snapshot
 
-OSLO = ScriptedConversation(
-    session=SESSION, branch=Branch(session_id=SESSION.id, name=MAIN, leaf_id=None, updated_at=NOW)
-)
+OSLO = Conversation(SESSION, Branch(session_id=SESSION.id, name=MAIN, leaf_id=None, updated_at=NOW), ())
 MODEL = model_parts(replace(scripted_snapshot([]), model="org/Small-1B", weights="int8"))
 
 

@@ -1,6 +1,5 @@
 """`kvchat pack`: a beginning that is computed once, and by nobody after that."""
 
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -13,7 +12,6 @@ from kvchat.errors import PackNotFound, StorageError
 from kvchat.platform.encryptor import Encryptor
 from kvchat.session.packs import Pack, PackStore, forget_other, new_pack_id
 from tests.cli.command_line import Run
-from tests.cli.printed import run_program
 from tests.cli.secret_home import CHEAP, Give, files_with
 
 pytestmark = pytest.mark.usefixtures("loading_pays")
@@ -56,22 +54,6 @@ def test_nothing_of_a_pack_is_computed_again(
     cold = run.json(*words, "Which is the largest?")
     assert cold["usage"]["cached_tokens"] == 0
     assert cold["text"] == answers[0]["text"]
-
-
-@cpu
-@pytest.mark.slow
-def test_a_pack_that_one_process_has_made_is_found_by_another(tmp_path: Path) -> None:
-    (tmp_path / "rules.txt").write_text(RULES)
-
-    def kvchat(*words: str) -> Any:
-        ended = run_program(*words, "--json")
-        assert ended.returncode == 0, ended.stderr
-        return json.loads(ended.stdout)
-
-    made = kvchat("pack", "make", "rules", "-f", str(tmp_path / "rules.txt"))
-    for question in ("Which is the largest?", "How many are there?"):
-        answer = kvchat("ask", "--max-tokens", "4", "--pack", "rules", question)
-        assert answer["loaded"] == {"device": 0, "host": 0, "disk": made["num_tokens"]}
 
 
 @cpu

@@ -1,6 +1,5 @@
 """Looking at sessions, naming them, and removing them with the blocks that are theirs alone."""
 
-import io
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -14,7 +13,7 @@ from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 from kvchat.session.store import SessionStore, new_turn_id
 from kvchat.session.tree import Finish, Role, Session, Turn
 from tests.cli.command_line import Run
-from tests.cli.printed import in_pipe, on_terminal
+from tests.cli.printed import Terminal, in_pipe, on_terminal
 from tests.engine.memory import chains
 
 pytestmark = [pytest.mark.pure, pytest.mark.long]
@@ -62,12 +61,6 @@ def test_sessions_are_listed_with_the_shortest_name_that_is_theirs(store: Sessio
     line = run.out("sessions")
     assert line.startswith(session.id[:4] + " ")
     assert "Trip to Oslo  (2 turns, 2 tokens)" in line
-
-
-def test_the_list_is_json_too(store: SessionStore, run: Run) -> None:
-    session = store.create_session(title="Trip")
-    [told] = run.json("sessions", "list")
-    assert (told["id"], told["title"], told["num_turns"]) == (session.id, "Trip", 0)
 
 
 def test_a_conversation_is_shown_by_title_prefix_or_id(store: SessionStore, run: Run) -> None:
@@ -135,10 +128,6 @@ def test_a_session_is_renamed_but_not_to_a_name_that_is_taken(store: SessionStor
 def test_removing_asks_on_a_terminal_and_takes_no_for_an_answer(
     store: SessionService, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     store.create_session(title="Trip")
     monkeypatch.setattr("sys.stdin", Terminal("n\n"))
     assert "0 blocks of KV (0 B) would be freed" in run.err("sessions", "rm", "Trip", code=1)
@@ -229,10 +218,6 @@ def test_the_only_branch_an_unknown_one_or_one_of_several_sessions_is_not_remove
 def test_removing_a_branch_asks_and_says_what_is_shared(
     store: SessionService, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     session = store.create_session(title="Trip")
     add(store, session, "q", "a")
     store.create_branch(session.id, leaf_id=store.branch(session.id, "main").leaf_id, name="beside")

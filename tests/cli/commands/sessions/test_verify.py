@@ -28,6 +28,7 @@ def files_of(home: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in (home / "cache" / "blocks").rglob("*.safetensors")}
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("command", [("sessions", "verify", "demo"), ("cache", "verify")])
 @pytest.mark.parametrize("view", ["window:64", "snapkv:64"])
 def test_verifying_over_a_view_writes_nothing_under_exact_names_and_accuses_nobody(

@@ -84,12 +84,15 @@ async def test_only_rows_that_changed_are_drawn_again(tmp_path: Path) -> None:
         assert drawn == changed
 
 
-async def test_f3_hides_and_shows_it(tmp_path: Path) -> None:
+async def test_f3_hides_and_shows_it_and_the_line_about_it(tmp_path: Path) -> None:
     async with window(tmp_path) as shown:
         await shown.until_shown("one cell =")
+        await shown.until_shown("the cache by tier and layer (f3)")
         beside = shown.transcript.region.width
         await shown.pilot.press("f3")
         await shown.until_gone("one cell =")
+        await shown.until_gone("the cache by tier and layer")
+        await shown.until_shown("Ask anything")
         await shown.until(lambda: shown.transcript.region.width > beside)
         assert "room for" not in "\n".join(shown.text.splitlines()[:-2])
         await shown.pilot.press("f3")

@@ -2,11 +2,9 @@
 
 import pytest
 
-from kvchat.engine.api.engine_phase import EnginePhase, EngineStatus
 from kvchat.engine.api.server_cache import ServerCache
 from kvchat.ui.widgets.cache.panel import served_rows
 from kvchat.ui.widgets.cache.row_view import row_text
-from kvchat.ui.widgets.status_bar import StatusFigures, status_text
 
 pytestmark = pytest.mark.pure
 
@@ -44,9 +42,3 @@ def test_no_row_is_wider_than_the_panel(usage: float, width: int) -> None:
     )
     assert max(map(len, told)) <= width
     assert ("▓" in told[2]) == (usage > 0)
-
-
-def test_the_status_line_says_how_full_it_is_and_what_it_reused() -> None:
-    status = EngineStatus(phase=EnginePhase.READY, detail="m at here", served=TOLD)
-    figures = StatusFigures(status=status, snapshot=None, context_tokens=0, tokens_per_s=None)
-    assert status_text(figures, 80).rstrip() == "m at here · its cache 42 % · reuse 35 %"
