@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -16,6 +17,7 @@ from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.models.locate import locate_model
 from kvchat.errors import ModelNotFound
 from kvchat.platform.encryptor import Encryptor
+from kvchat.session.database import schema
 from kvchat.session.store import SessionStore
 from kvchat.session.template.chat_template import ChatTemplate
 from tests.scripted_engine import ScriptedEngine
@@ -100,13 +102,32 @@ def test_opened_without_it_what_differs_is_told_and_how_to_open_it(
 
 
 @pytest.mark.parametrize("encryptor", [None, Encryptor(bytes(32))], ids=["in the clear", "encrypted"])
-def test_an_adapter_is_encrypted_like_the_rest_of_its_session(
+def test_sessions_of_the_version_before_have_no_adapter_and_take_one(
     tmp_path: Path, encryptor: Encryptor | None
 ) -> None:
     path = tmp_path / "sessions.db"
     with closing(SessionStore(path, encryptor)) as store:
-        session = store.create_session(title="demo")
+        session = store.create_session(title="old")
+        with store._database.write() as connection:
+            connection.execute("UPDATE sessions SET digests = substr(digests, 1, 80)")
+    _take_back_a_version(path, is_encrypted=encryptor is not None)
+    for _ in range(2):
+        with closing(SessionStore(path, encryptor)) as store:
+            assert store.session(session.id).adapter == ""
+            store.rename(session.id, "still old")
+    with closing(SessionStore(path, encryptor)) as store:
         store.note_adapter(session.id, "/loras/one")
     with closing(SessionStore(path, encryptor)) as store:
         assert store.session(session.id).adapter == "/loras/one"
+        assert store.session(session.id).title == "still old"
     assert (b"/loras/one" in path.read_bytes()) is (encryptor is None)
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (len(schema.MIGRATIONS),)
+
+
+def _take_back_a_version(path: Path, *, is_encrypted: bool) -> None:
+    """Bring a database to what the version before this one has written."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"ALTER TABLE {'sealed_' if is_encrypted else ''}sessions DROP COLUMN adapter")
+        connection.execute("PRAGMA user_version = 4")
+        connection.commit()

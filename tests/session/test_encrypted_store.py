@@ -12,8 +12,10 @@ import pytest
 from kvchat.engine.api.ids import u32le
 from kvchat.errors import EncryptionError, KvchatError, StorageError
 from kvchat.platform.encryptor import Encryptor
+from kvchat.session.database import schema
 from kvchat.session.database.backups import backup_paths
 from kvchat.session.database.plain_tables import is_encrypted
+from kvchat.session.encryption import tables
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import MAIN, Finish, MessagePart, Turn
 from tests.session.turns import begin_answer, exchange, open_answer, question
@@ -220,6 +222,19 @@ def test_whatever_is_damaged_nothing_wrong_is_read_and_the_store_works_again(
         assert _texts_after_trouble(path) <= texts | {""}
         assert is_encrypted(path)
         backup_paths(path)[0].touch()
+
+
+def test_an_older_encrypted_database_is_brought_forward(path: Path) -> None:
+    path.parent.mkdir()
+    with closing(raw(path)) as connection:
+        for statement in (*schema.MIGRATIONS[0], *schema.MIGRATIONS[1], *tables.CONCEAL):
+            connection.execute(statement)
+        connection.execute("PRAGMA user_version = 2")
+    with closing(SessionStore(path, ENCRYPTOR)) as store:
+        assert talk(store)[0].text == f"question 0 {SECRET}"
+    with closing(raw(path)) as connection:
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+    assert version == len(schema.MIGRATIONS)
 
 
 def _look_at_all(store: SessionStore) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from kvchat.engine.api.events import Loaded, Timings, Usage
 from kvchat.errors import SessionExists, SessionNotFound, StorageError, UsageError
-from kvchat.session.database.schema import VERSION
+from kvchat.session.database.schema import MIGRATIONS
 from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.tree import MAIN, Finish, Stored
 from tests.session.turns import begin_answer, exchange, open_answer, question
@@ -228,7 +228,7 @@ def test_a_database_of_a_newer_kvchat_is_left_alone(path: Path) -> None:
     SessionStore(path).close()
     with sqlite3.connect(path) as connection:
         connection.execute("ALTER TABLE sessions ADD COLUMN colour TEXT")
-        connection.execute(f"PRAGMA user_version = {VERSION + 1}")
+        connection.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
     connection.close()
     with pytest.raises(StorageError, match="newer kvchat"):
         SessionStore(path)

@@ -28,6 +28,7 @@ _SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
 _SCHEMA_DAMAGE = (
     "no such table",
     "no such module",
+    "duplicate column name",
     "unsupported file format",
     "SQL logic error",
 )
@@ -225,7 +226,7 @@ class Database:
         _set_wal(connection)
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute("PRAGMA secure_delete = ON")
-        self._tables.create(connection, self.path)
+        self._tables.migrate(connection, self.path)
         self._tables.show(connection)
 
     def _follow(self) -> None:

@@ -6,7 +6,8 @@ which confirms a value among the possible ones.
 """
 
 import sqlite3
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from operator import ne
 from typing import Any
@@ -16,6 +17,7 @@ from kvchat.session.tree import MessagePart
 Row = Mapping[str, Any] | sqlite3.Row
 
 _DIGEST_BYTES = 16
+_PARTS = (MessagePart.TEXT, MessagePart.IDS, MessagePart.FACTS)
 _FACTS = (
     "session_id", "parent_id", "role", "finish", "model", "fingerprint", "tokenizer", "exact", "starts_over",
 )  # fmt: skip
@@ -24,31 +26,47 @@ SESSION_COLUMNS = (
     "id", "title", "system", "model", "created_at", "updated_at", "active_branch", "pinned", "namespace",
     "verified", "adapter",
 )  # fmt: skip
+_LATER_COLUMNS = ("adapter",)
+"""The last of them, of which rows that are older have no digest; there they are believed."""
 BRANCH_COLUMNS = ("session_id", "name", "leaf_id", "updated_at")
 """What the digests of a session's and a branch's columns are taken over; the first names the session."""
+PART_COLUMNS = ("id", "text", "reasoning", "token_ids", *_FACTS)
+"""What the digests of a turn are taken over."""
 
 
-def part_digests(row: Row, blank: Collection[MessagePart] = ()) -> bytes:
-    """Return the digests of a turn's parts, one behind the other in the order of `MessagePart`.
+@dataclass(frozen=True, slots=True)
+class PartDigests:
+    """The digests of a row's parts, as they stand behind each other in its column `parts`."""
 
-    Args:
-        blank: parts that nothing is to vouch for.
-    """
-    found = {
-        MessagePart.TEXT: text_digest(row["id"], row["text"], row["reasoning"]),
-        MessagePart.IDS: ids_digest(row["id"], row["token_ids"]),
-        MessagePart.FACTS: _facts_digest(row),
-    }
-    return b"".join(bytes(_DIGEST_BYTES) if part in blank else digest for part, digest in found.items())
+    packed: bytes
+
+    @classmethod
+    def of(cls, row: Row) -> "PartDigests":
+        """Return the digests of a row's values as they are now."""
+        return cls(
+            text_digest(row["id"], row["text"], row["reasoning"])
+            + ids_digest(row["id"], row["token_ids"])
+            + _facts_digest(row)
+        )
+
+    def without(self, parts: frozenset[MessagePart]) -> bytes:
+        """Return the digests with those of some parts blank, so that nothing vouches for them."""
+        return b"".join(
+            bytes(_DIGEST_BYTES) if part in parts else self.packed[start : start + _DIGEST_BYTES]
+            for part, start in _starts()
+        )
+
+    def broken(self, written: bytes) -> frozenset[MessagePart]:
+        """Return the parts whose digests are not those that were written."""
+        return frozenset(
+            part
+            for part, start in _starts()
+            if self.packed[start : start + _DIGEST_BYTES] != written[start : start + _DIGEST_BYTES]
+        )
 
 
-def broken_parts(row: Row, written: bytes) -> frozenset[MessagePart]:
-    return _differing(part_digests(row), written, *MessagePart)
-
-
-def _differing(found: bytes, written: bytes, *parts: MessagePart) -> frozenset[MessagePart]:
-    places = (slice(at * _DIGEST_BYTES, (at + 1) * _DIGEST_BYTES) for at in range(len(parts)))
-    return frozenset(part for part, at in zip(parts, places, strict=True) if found[at] != written[at])
+def _starts() -> Iterator[tuple[MessagePart, int]]:
+    return ((part, at * _DIGEST_BYTES) for at, part in enumerate(_PARTS))
 
 
 def turn_digest(role: str, parent_id: str | None, text: str, reasoning: str, ids: bytes | None) -> bytes:
@@ -69,14 +87,27 @@ def ids_digest(turn_id: str, ids: bytes | None) -> bytes:
     return _digest(b"kvchat.ids2", turn_id, ids)
 
 
-def piece_digests(turn_id: str, piece: Row) -> bytes:
-    """Return the digests of the text and of the ids of a turn's piece, bound to its place."""
-    name = f"{turn_id} {piece['place']}"
-    return text_digest(name, piece["text"], piece["reasoning"]) + ids_digest(name, piece["token_ids"])
+def piece_name(turn_id: str, place: int | None) -> str:
+    """Return what a piece's digests are bound to; older ones have no place and are bound to nothing."""
+    return "" if place is None else f"{turn_id} {place}"
+
+
+def piece_digests(name: str, text: str, reasoning: str, ids: bytes) -> bytes:
+    """Return the digests of a piece's text and of its ids."""
+    return text_digest(name, text, reasoning) + ids_digest(name, ids)
 
 
 def broken_in_piece(row: Row, turn_id: str) -> frozenset[MessagePart]:
-    return _differing(piece_digests(turn_id, row), row["digests"] or b"", MessagePart.TEXT, MessagePart.IDS)
+    """Return the parts of a turn's piece that are not what was written; none for one of the first version."""
+    written = row["digests"]
+    if written is None:
+        return frozenset()
+    name = piece_name(turn_id, row["place"])
+    found = {
+        MessagePart.TEXT: written[:_DIGEST_BYTES] == text_digest(name, row["text"], row["reasoning"]),
+        MessagePart.IDS: written[_DIGEST_BYTES:] == ids_digest(name, row["token_ids"]),
+    }
+    return frozenset(part for part, is_right in found.items() if not is_right)
 
 
 def with_facts(parts: bytes, row: Row) -> bytes:
@@ -117,6 +148,9 @@ def changed_digests(columns: Sequence[str], written: bytes, session_id: str, val
 
 def broken_columns(columns: Sequence[str], row: Row, written: bytes) -> frozenset[str]:
     """Return the columns that are not what was written; all of them if the row is another session's."""
+    earlier = [name for name in columns if name not in _LATER_COLUMNS]
+    if len(written) == _COLUMN_BYTES * len(earlier):
+        columns = earlier
     return frozenset(
         name
         for at, name in enumerate(columns)

@@ -39,14 +39,14 @@ class Tables:
             raise EncryptionError(f"{path} is encrypted and its key is gone: put {key} back from a backup")
         raise StorageError(f"{path} is encrypted now; start kvchat again")
 
-    def create(self, connection: sqlite3.Connection, path: Path) -> None:
-        """Create the tables where there are none; see `schema.create`."""
-        schema.create(connection, path)
+    def migrate(self, connection: sqlite3.Connection, path: Path) -> None:
+        """Create the tables, or bring older ones forward; see `schema.migrate`."""
+        schema.migrate(connection, path)
 
     def show(self, connection: sqlite3.Connection) -> None:
         """Let statements on this connection name the tables, and see values in the clear.
 
-        Raises: DamageFound: the tables are not as they were created; EncryptionError: their rows were
+        Raises: DamageFound: the tables are not those of the newest version; EncryptionError: their rows were
             encrypted with another key.
         """
         schema.refuse_damaged_tables(connection)

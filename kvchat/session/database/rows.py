@@ -81,7 +81,8 @@ def broken_in_branch(row: sqlite3.Row) -> frozenset[str]:
 
 def broken_in_pieces(pieces: Sequence[sqlite3.Row], turn_id: str) -> frozenset[MessagePart]:
     """Return the parts of an unfinished answer that are not what was written; a missing piece breaks all."""
-    if [piece["place"] for piece in pieces] != list(range(len(pieces))):
+    places = [piece["place"] for piece in pieces if piece["place"] is not None]
+    if places != list(range(len(places))):
         return frozenset({MessagePart.TEXT, MessagePart.IDS})
     return frozenset().union(*(digests.broken_in_piece(piece, turn_id) for piece in pieces))
 
@@ -155,10 +156,14 @@ def values_of(turn: Turn, writer: str) -> dict[str, Any]:
 
 
 def _digests_of(values: dict[str, Any], turn: Turn) -> dict[str, bytes | None]:
+    parts = digests.PartDigests.of(values)
+    if turn.finish is Finish.PARTIAL:
+        return {"digest": None, "parts": parts.without(turn.broken)}
+    if turn.damaged:
+        # What was found to be damaged must not be vouched for.
+        return {"digest": b"", "parts": parts.without(turn.broken)}
     whole = digests.turn_digest(turn.role, turn.parent_id, turn.text, turn.reasoning, values["token_ids"])
-    # What was found to be damaged must not be vouched for.
-    digest = None if turn.finish is Finish.PARTIAL else b"" if turn.damaged else whole
-    return {"digest": digest, "parts": digests.part_digests(values, turn.broken)}
+    return {"digest": whole, "parts": parts.packed}
 
 
 def session_values(session: Session) -> dict[str, Any]:
@@ -215,15 +220,17 @@ def _checked(row: sqlite3.Row) -> tuple[Role, Finish, tuple[int, ...] | None, fr
 
 def _broken(row: sqlite3.Row) -> frozenset[MessagePart]:
     """Return the parts that are not what was written."""
-    parts = row["parts"] or b""
     if row["digest"] is None:
-        return digests.broken_parts(row, parts if row["finish"] == Finish.PARTIAL else b"")
+        if row["finish"] != Finish.PARTIAL:
+            return frozenset(MessagePart)
+        return digests.PartDigests.of(row).broken(row["parts"]) if row["parts"] else frozenset()
     whole = digests.turn_digest(
         row["role"], row["parent_id"], row["text"], row["reasoning"], row["token_ids"]
     )
+    parts = row["parts"] or b""
     if whole == row["digest"]:  # then only facts that it does not cover can be others
         return frozenset() if digests.has_its_facts(row, parts) else frozenset({MessagePart.FACTS})
-    return digests.broken_parts(row, parts)
+    return digests.PartDigests.of(row).broken(parts)
 
 
 def _text(value: object) -> str:

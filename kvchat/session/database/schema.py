@@ -1,7 +1,8 @@
-"""The tables of the session database.
+"""The tables of the session database, and how an older one is brought forward.
 
-`VERSION` is in `PRAGMA user_version`. The statements stay as they are: a table that is not as they create it
-is known for damage, and a damaged first page is replaced by that of a new database (see `salvage`).
+`PRAGMA user_version` counts the migrations that were applied. A new version appends an entry to `MIGRATIONS`;
+an entry that has shipped is never changed. Each entry changes the schema, so that a version which the schema
+does not confirm is known for damage.
 
     sessions    one conversation; `namespace`: whose blocks it may use; `verified`: what was found of its KV;
                 `adapter`: the directory of the LoRA that it was computed with; `digests` of its columns;
@@ -18,15 +19,21 @@ import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 from kvchat.errors import StorageError
+from kvchat.session.database.digests import (
+    BRANCH_COLUMNS,
+    PART_COLUMNS,
+    SESSION_COLUMNS,
+    PartDigests,
+    column_digests,
+    turn_digest,
+)
 from kvchat.session.database.silent_damage import DamageFound
 
-VERSION = 5
-"""What 0.1.0 wrote; no release has written an earlier one."""
-
-_CREATE = (
+_FIRST = (
     """
     CREATE TABLE sessions (
         id TEXT PRIMARY KEY,
@@ -106,48 +113,70 @@ _CREATE = (
         INSERT INTO turns_fts (rowid, text) VALUES (new.num, new.text);
     END
     """,
+)
+
+_NAMESPACES = (
     "ALTER TABLE sessions ADD COLUMN namespace TEXT NOT NULL DEFAULT ''",
     "ALTER TABLE sessions ADD COLUMN verified TEXT NOT NULL DEFAULT ''",
+)
+
+# Only rows that agree with the digest of the first version get digests of their parts.
+_PARTS = (
     "ALTER TABLE turns ADD COLUMN parts BLOB",
     "ALTER TABLE turns ADD COLUMN repaired INTEGER NOT NULL DEFAULT 0",
     "ALTER TABLE pieces ADD COLUMN digests BLOB",
+    """
+    UPDATE turns SET parts = part_digests(id, text, reasoning, token_ids,
+        session_id, parent_id, role, finish, model, fingerprint, tokenizer, exact, starts_over)
+    WHERE digest = turn_digest(role, parent_id, text, reasoning, token_ids)
+    """,
+)
+
+_OF_FOURTH = SESSION_COLUMNS[:10]
+
+# Without digests a row is believed: nobody knows what was written.
+_COLUMNS = (
     "ALTER TABLE sessions ADD COLUMN digests BLOB",
     "ALTER TABLE sessions ADD COLUMN lost TEXT NOT NULL DEFAULT ''",
     "ALTER TABLE branches ADD COLUMN digests BLOB",
     "ALTER TABLE pieces ADD COLUMN place INTEGER",
-    "ALTER TABLE sessions ADD COLUMN adapter TEXT NOT NULL DEFAULT ''",
+    "UPDATE sessions SET digests = session_digests(" + ", ".join(_OF_FOURTH) + ")",
+    "UPDATE branches SET digests = branch_digests(" + ", ".join(BRANCH_COLUMNS) + ")",
 )
+
+_ADAPTERS = ("ALTER TABLE sessions ADD COLUMN adapter TEXT NOT NULL DEFAULT ''",)
 
 _IMPLAUSIBLE_VERSION = 256
 
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _NAMESPACES, _PARTS, _COLUMNS, _ADAPTERS)
 
-def create(connection: sqlite3.Connection, path: Path, conceal: Sequence[str] = ()) -> None:
-    """Create the tables of a database that has none, in one transaction.
+
+def migrate(
+    connection: sqlite3.Connection, path: Path, *, reveal: Sequence[str] = (), conceal: Sequence[str] = ()
+) -> None:
+    """Bring a database forward to the newest version, in one transaction.
 
     Args:
+        reveal: statements that give the tables of an encrypted database the names that migrations know. The
+            values in them stay encrypted.
         conceal: statements that make tables those of an encrypted database.
 
     Raises:
-        StorageError: a newer kvchat wrote it; DamageFound: none has written this version.
+        StorageError: a newer kvchat wrote it.
     """
-    if _version(connection) == VERSION:
+    if _version(connection) == len(MIGRATIONS):
         return
-    with connection:
-        connection.execute("BEGIN IMMEDIATE")
-        # Read again under the write lock: another process may have created them meanwhile.
-        version = _version(connection)
-        if version == VERSION:
-            return
-        is_plausible = VERSION < version < _IMPLAUSIBLE_VERSION
-        if is_plausible and _schema_of(connection) != _schema_of_new(tuple(conceal)):
-            raise StorageError(
-                f"{path} was written by a newer kvchat; update kvchat, or use another --data-dir"
-            )
-        if version:
-            raise DamageFound(f"no kvchat has written version {version} with these tables")
-        for statement in (*_CREATE, *conceal):
-            connection.execute(statement)
-        connection.execute(f"PRAGMA user_version = {VERSION}")
+    connection.create_function("turn_digest", 5, turn_digest, deterministic=True)
+    connection.create_function("part_digests", len(PART_COLUMNS), _part_digests, deterministic=True)
+    connection.create_function("session_digests", len(_OF_FOURTH), _session_digests, deterministic=True)
+    connection.create_function("branch_digests", len(BRANCH_COLUMNS), _branch_digests, deterministic=True)
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        _apply(connection, path, reveal, conceal)
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
 
 
 def lacks_words(error: Exception) -> bool:
@@ -155,13 +184,18 @@ def lacks_words(error: Exception) -> bool:
     return str(error) == "no such module: fts5"
 
 
-def refuse_damaged_tables(connection: sqlite3.Connection, conceal: Sequence[str] = ()) -> None:
-    """Raise if a table, index or trigger is not as `create` makes it: the schema was damaged.
+def refuse_damaged_tables(
+    connection: sqlite3.Connection, *, reveal: Sequence[str] = (), conceal: Sequence[str] = ()
+) -> None:
+    """Raise if a table, index or trigger is not that of the newest version: the schema was damaged.
+
+    Args:
+        reveal, conceal: see `migrate`.
 
     Raises: DamageFound: one is not; sqlite3.Error: the file cannot be read.
     """
     try:
-        missing = _schema_of_new(tuple(conceal)) - _schema_of(connection)
+        missing = _schema_of_new(tuple(reveal), tuple(conceal)) - _schema_of(connection)
     except sqlite3.OperationalError as error:
         if error.sqlite_errorname != "SQLITE_ERROR" or lacks_words(error):
             raise
@@ -171,9 +205,9 @@ def refuse_damaged_tables(connection: sqlite3.Connection, conceal: Sequence[str]
 
 
 @cache
-def _schema_of_new(conceal: tuple[str, ...]) -> frozenset[tuple[str, str]]:
+def _schema_of_new(reveal: tuple[str, ...], conceal: tuple[str, ...]) -> frozenset[tuple[str, str]]:
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
-        create(connection, Path(":memory:"), conceal)
+        migrate(connection, Path(":memory:"), reveal=reveal, conceal=conceal)
         return _schema_of(connection)
 
 
@@ -184,6 +218,33 @@ def _schema_of(connection: sqlite3.Connection) -> frozenset[tuple[str, str]]:
         connection.execute("SELECT count(*) FROM pragma_table_info(?)", (table,))
     query = "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"
     return frozenset((name, sql) for name, sql in connection.execute(query))
+
+
+def _apply(connection: sqlite3.Connection, path: Path, reveal: Sequence[str], conceal: Sequence[str]) -> None:
+    # Read again under the write lock: another process may have migrated meanwhile.
+    version = _version(connection)
+    if not 0 <= version < _IMPLAUSIBLE_VERSION:
+        raise DamageFound(f"no kvchat has version {version}")
+    if version > len(MIGRATIONS) and _schema_of(connection) == _schema_of_new(tuple(reveal), tuple(conceal)):
+        raise DamageFound(f"it says that it is of version {version}, and its tables are not")
+    if version > len(MIGRATIONS):
+        raise StorageError(f"{path} was written by a newer kvchat; update kvchat, or use another --data-dir")
+    revealed = reveal if version else ()
+    for statement in chain(revealed, *MIGRATIONS[version:], conceal):
+        connection.execute(statement)
+    connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+
+
+def _part_digests(*values: str | bytes | int | None) -> bytes:
+    return PartDigests.of(dict(zip(PART_COLUMNS, values, strict=True))).packed
+
+
+def _session_digests(*values: str | int | float | None) -> bytes:
+    return column_digests(_OF_FOURTH, dict(zip(_OF_FOURTH, values, strict=True)))
+
+
+def _branch_digests(*values: str | int | float | None) -> bytes:
+    return column_digests(BRANCH_COLUMNS, dict(zip(BRANCH_COLUMNS, values, strict=True)))
 
 
 def _version(connection: sqlite3.Connection) -> int:

@@ -15,11 +15,12 @@ from kvchat.session.database import rows
 from kvchat.session.database.digests import (
     BRANCH_COLUMNS,
     SESSION_COLUMNS,
-    broken_parts,
+    PartDigests,
     changed_digests,
     column_digests,
     has_its_facts,
     piece_digests,
+    piece_name,
     with_facts,
 )
 from kvchat.session.database.silent_damage import refuse_hidden
@@ -185,14 +186,17 @@ def add_piece(connection: sqlite3.Connection, turn_id: TurnId, ids: bytes, text:
     ).fetchone()
     if turn is None:
         return False
+    text, reasoning = rows.storable(text), rows.storable(reasoning)
+    place = 0 if turn["last"] is None else turn["last"] + 1
     values = {
         "turn_num": turn["num"],
         "token_ids": ids,
-        "text": rows.storable(text),
-        "reasoning": rows.storable(reasoning),
-        "place": 0 if turn["last"] is None else turn["last"] + 1,
+        "text": text,
+        "reasoning": reasoning,
+        "digests": piece_digests(piece_name(turn_id, place), text, reasoning, ids),
+        "place": place,
     }
-    insert(connection, "pieces", values | {"digests": piece_digests(turn_id, values)})
+    insert(connection, "pieces", values)
     return True
 
 
@@ -238,7 +242,8 @@ def agrees(connection: sqlite3.Connection, turn: Turn) -> bool:
     if row is None:
         return False
     values = rows.values_of(replace(turn, damaged=False), "")
-    return broken_parts(values, row["parts"] or b"") <= {MessagePart.TEXT} & turn.broken
+    still_broken = PartDigests.of(values).broken(row["parts"] or b"")
+    return still_broken <= {MessagePart.TEXT} & turn.broken
 
 
 def is_shared(connection: sqlite3.Connection, branch: Branch, turn_id: TurnId) -> bool:

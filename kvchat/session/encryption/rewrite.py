@@ -78,7 +78,7 @@ def _alone(path: Path, tables: Tables) -> Iterator[sqlite3.Connection]:
 def _fill(new: Path, tables: Tables, old: sqlite3.Connection) -> None:
     with closing(sqlite3.connect(new, isolation_level=None)) as connection:
         connection.execute("PRAGMA synchronous = FULL")
-        tables.create(connection, new)
+        tables.migrate(connection, new)
         tables.show(connection)
         connection.execute("BEGIN IMMEDIATE")
         for table in _TABLES:

@@ -68,6 +68,8 @@ _PLACES: Mapping[str, Mapping[str, str]] = {
         "digests": "digests of piece",
     },
 }
+_BORN_EMPTY = ("adapter of session",)
+"""Places of columns that came later: in rows from before they are empty, and not encrypted."""
 _ENDURES_DAMAGE = ("turns", "pieces")
 
 CONCEAL = (
@@ -78,6 +80,7 @@ CONCEAL = (
     *(f"ALTER TABLE {table} RENAME TO {_PREFIX}{table}" for table in _PLACES),
     f"PRAGMA application_id = {ENCRYPTED_MARK}",
 )
+REVEAL = tuple(f"ALTER TABLE {_PREFIX}{table} RENAME TO {table}" for table in _PLACES)
 
 _INDEX_OF_WORDS = """
     CREATE VIRTUAL TABLE IF NOT EXISTS temp.turns_fts
@@ -113,11 +116,11 @@ class EncryptedTables(Tables):
         if self.stored_name("turns") in names:
             raise DamageFound("it does not say that it is encrypted")
 
-    def create(self, connection: sqlite3.Connection, path: Path) -> None:
-        schema.create(connection, path, CONCEAL)
+    def migrate(self, connection: sqlite3.Connection, path: Path) -> None:
+        schema.migrate(connection, path, reveal=REVEAL, conceal=CONCEAL)
 
     def show(self, connection: sqlite3.Connection) -> None:
-        schema.refuse_damaged_tables(connection, CONCEAL)
+        schema.refuse_damaged_tables(connection, reveal=REVEAL, conceal=CONCEAL)
         # Nothing that was decrypted may be written to a file, as SQLite does with large sorts.
         connection.execute("PRAGMA temp_store = MEMORY")
         for name, function in (
@@ -191,6 +194,8 @@ class EncryptedTables(Tables):
             return None
 
     def _decrypted_text(self, place: str, row_id: bytes, value: bytes | None) -> str | None:
+        if value == b"" and place in _BORN_EMPTY:
+            return ""
         try:
             data = None if value is None else self._decrypted(place, row_id, b64decode(value, validate=True))
             return None if data is None else data.decode()

@@ -190,7 +190,9 @@ def _move_piece(target: sqlite3.Connection, piece: sqlite3.Row, turn_num: int) -
 
 
 def _broken_parts(values: Values) -> set[MessagePart]:
-    return set(digests.broken_parts(values, values["parts"] or b""))
+    if values["finish"] == Finish.PARTIAL and not values["parts"]:
+        return set()
+    return set(digests.PartDigests.of(values).broken(values["parts"] or b""))
 
 
 def _change_turn(target: sqlite3.Connection, values: Values, **change: object) -> None:

@@ -124,7 +124,7 @@ def _replace(path: Path, tables: Tables) -> SalvageReport:
     with closing(sqlite3.connect(new, isolation_level=None)) as target:
         target.row_factory = sqlite3.Row
         target.execute("PRAGMA synchronous = FULL")
-        tables.create(target, new)
+        tables.migrate(target, new)
         first_pages = [sqlite_locks.first_bytes(new, PAGE_BYTES)]
         target.execute("VACUUM")
         first_pages.append(sqlite_locks.first_bytes(new, PAGE_BYTES))
@@ -280,7 +280,7 @@ def _opened(source: _Source, tables: Tables) -> Iterator[sqlite3.Connection]:
             with suppress(*_UNREADABLE, StorageError):  # then it is read as far as it goes
                 # Else one damaged statement hides all tables.
                 connection.execute("PRAGMA writable_schema = ON")
-                tables.create(connection, copy)
+                tables.migrate(connection, copy)
             yield connection
 
 
