@@ -22,7 +22,7 @@ from kvchat.engine.kernels.paged_attention import paged_attention, prepare
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
 pool = torch.ones(2, 1, 16, 8)
 spans = [SequenceSpan(0, 1, 16, 0, torch.tensor([0, 1]))]
-args = AttentionArgs(spans, 1.0, prepared=prepare(spans, lambda position: 0, 16))
+args = AttentionArgs(spans, 1.0, prepared=prepare(spans, lambda position: 0))
 print(paged_attention(torch.ones(1, 2, 8), pool, pool, args).sum().item(), library.why_not())
 """
 
