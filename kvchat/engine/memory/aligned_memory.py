@@ -38,7 +38,7 @@ def _pages(num_bytes: int) -> memoryview:
 
 
 class ThreadRun(local):
-    """One run for each thread, which it uses again; it begins with a page."""
+    """One run for each thread, which it uses again; it begins where a page does."""
 
     def __init__(self, allocate: Callable[[int], memoryview] = _pages) -> None:
         self._allocate = allocate
