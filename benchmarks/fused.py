@@ -126,7 +126,7 @@ def _row(served: ModelPlan, length: int, batch: int) -> InputBatch:
         token_ids=torch.randint(1, VOCAB_SIZE, (batch,)),
         positions=torch.full((batch,), length),
         groups={
-            group.id: AttentionMetadata(slots, spans, prepare(spans, group.spec.first_visible, BLOCK_SIZE))
+            group.id: AttentionMetadata(slots, spans, prepare(spans, group.spec.first_visible))
             for group in served.groups
         },
         sampling=torch.arange(batch),

@@ -116,7 +116,7 @@ class Decoding:
             shadow = self._shadows[self._budget].step(SequenceId(0), PROMPT, at, blocks)
         span = SequenceSpan(0, 1, at, 0, blocks, shadow=shadow)
         slots = blocks[-1:] * BLOCK_SIZE + at % BLOCK_SIZE
-        prepared = prepare([span], self._first_visible, BLOCK_SIZE)
+        prepared = prepare([span], self._first_visible)
         self._attention.step = {GROUP: AttentionMetadata(slots, [span], prepared)}
         for layer in range(NUM_LAYERS):
             query = torch.randn(1, self._shape.num_heads, HEAD_DIM).bfloat16()

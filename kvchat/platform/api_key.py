@@ -23,6 +23,8 @@ def read_key(file: Path, least_len: int = 1) -> str:
         if file.stat().st_mode & 0o077:
             raise ConfigError(f"others can read the API key in {file}: chmod 600 {file}")
         key = file.read_text(encoding="ascii", errors="replace").strip()
+    if not key:
+        raise ConfigError(f"there is no API key in {file}; it is one line of text")
     if len(key) < least_len or not (key.isascii() and key.isprintable()) or " " in key:
         raise ConfigError(
             f"the API key in {file} must be {least_len} or more ASCII characters without blanks"

@@ -83,11 +83,15 @@ def gauged(settings: Settings, session_id: str, branch: str, cache_format: str) 
         cache_format: to be measured; empty: the usual ones.
 
     Raises:
-        EngineFailed: with what the command said instead.
+        EngineFailed: with what the command said instead, or it said no figures.
     """
     words = ["cache", "gauge", session_id, "--branch", branch, "--quiet", "--json"]
     words += ["--cache-format", cache_format] if cache_format else []
-    report, kept_agreement = read_figures(ended(settings, words).stdout)
+    written = ended(settings, words).stdout
+    try:
+        report, kept_agreement = read_figures(written.strip().rpartition("\n")[2])
+    except (ValueError, LookupError, TypeError) as error:
+        raise EngineFailed(f"the figures of the gauge cannot be read: {error}; try again") from error
     told = "\n".join(report_lines(report, kept_agreement))
     return Gauged(words=told, report=report, kept_agreement=kept_agreement)
 

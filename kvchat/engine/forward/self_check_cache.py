@@ -4,7 +4,7 @@ A model is held to itself when it is loaded (`self_check`, `fusion`), and what i
 (`activation_memory`). All of it follows from the weights' bytes, their config, and what computes: the code of
 kvchat, torch and transformers, the native kernels, the processor, and how many threads. A record is named by
 a digest of these, so whatever changes one of them has everything looked at anew. Only what was passed is
-kept: what failed is tried again, and says why again.
+kept: what failed is tried again, and says why again (but for compiled layers, see `compile_choice`).
 """
 
 import json

@@ -56,6 +56,7 @@ USUAL_SIZES = (
     AttentionSizes(),
     AttentionSizes(head_dim_k=128, head_dim_v=128),
     LatentSizes(),
+    LatentSizes(is_packed=True),
     LatentSizes(rank=200, rope_dim=8, is_packed=True),
 )
 QUANTIZED_SIZES = tuple(

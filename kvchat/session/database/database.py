@@ -186,9 +186,10 @@ class Database:
                 yield self._connection
                 self._connection.execute("COMMIT")
             except BaseException as error:
-                # A full disk may have undone it already.
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
+                # A full disk may have undone it already, or closing, if a signal came just before the block.
+                with suppress(sqlite3.ProgrammingError):
+                    if self._connection.in_transaction:
+                        self._connection.execute("ROLLBACK")
                 # An index that lacks a row's entry refuses what the rows allow.
                 if isinstance(error, sqlite3.IntegrityError):
                     refuse_damage(self._connection)

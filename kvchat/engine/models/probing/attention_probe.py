@@ -242,7 +242,7 @@ def run_probe(
 ) -> None:
     """Run a few tokens through the model; without `positions` two of them, behind `past`.
 
-    Linear layers return zeros: shapes, arguments and masks depend on no weight.
+    Linear layers return zeros: shapes, arguments and masks do not depend on them.
 
     Args:
         use_cache: what the model is told; some would then take only a cache of their own.
