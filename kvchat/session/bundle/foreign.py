@@ -25,8 +25,9 @@ _ROLES = {"user": Role.USER, "assistant": Role.ASSISTANT}
 _MAX_TITLE_LEN = 200
 _GAP = "\n\n"
 """Between what one speaker says in pieces."""
-_MOST_TEXT_LEN = 1 << 28
-"""Characters of a conversation: where one speaker says much in pieces, each piece repeats those before."""
+_MOST_REPEATED = 16
+"""How many times longer than what was said turns may be: a branch out of each piece repeats those before."""
+_LEAST_REPEATED_LEN = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,38 +41,32 @@ class ForeignConversation:
 
 @dataclass(slots=True, eq=False)
 class _Message:
-    """A message of a tree; another one `goes_on` from it where the same speaker does."""
+    """A message of a tree. Where the same speaker goes on, a message beside it holds what came before too.
+
+    Args:
+        piece: what was said last.
+        before: the message that this one goes on from.
+        text_len: of all of it, in characters.
+        goes_on: another message goes on from this one.
+    """
 
     role: Role
-    text: str
+    piece: str
     created_at: float
     parent: "_Message | None"
+    before: "_Message | None"
+    text_len: int
     goes_on: bool = False
     children: list["_Message"] = field(default_factory=list)
 
-
-class _Tree:
-    """The messages of one conversation."""
-
-    def __init__(self) -> None:
-        self.roots: list[_Message] = []
-        self._text_len = 0
-
-    def add(self, before: _Message | None, role: Role, text: str, created_at: float) -> _Message:
-        """Put a message behind another, or beside it, with its text too, where the same speaker goes on.
-
-        Raises: BundleError: its messages repeat each other without measure.
-        """
-        parent = before
-        if before is not None and before.role is role:
-            before.goes_on = True
-            text, parent = before.text + _GAP + text, before.parent
-        self._text_len += len(text)
-        if self._text_len > _MOST_TEXT_LEN:
-            raise BundleError("its messages repeat each other without measure")
-        message = _Message(role, text, created_at, parent)
-        (self.roots if parent is None else parent.children).append(message)
-        return message
+    @property
+    def text(self) -> str:
+        pieces = [self.piece]
+        message = self.before
+        while message is not None:
+            pieces.append(message.piece)
+            message = message.before
+        return _GAP.join(reversed(pieces))
 
 
 def read_transcripts(path: Path) -> tuple[list[ForeignConversation], int]:
@@ -128,7 +123,7 @@ def _chatgpt_conversation(entry: dict[str, Any]) -> ForeignConversation | None:
     nodes = entry["mapping"]
     system = ""
     messages: dict[str, _Message | None] = {}
-    tree = _Tree()
+    roots: list[_Message] = []
     for name in _parents_first(nodes):
         node = nodes[name]
         parent = messages[node["parent"]] if node.get("parent") in messages else None
@@ -139,9 +134,12 @@ def _chatgpt_conversation(entry: dict[str, Any]) -> ForeignConversation | None:
         if role not in _ROLES or not text:
             messages[name] = parent
             continue
-        messages[name] = tree.add(parent, _ROLES[role], text, _seconds(message.get("create_time")))
+        spoken = _spoken(parent, _ROLES[role], text, _seconds(message.get("create_time")))
+        messages[name] = spoken
+        if spoken.parent is None:
+            roots.append(spoken)
     current = messages.get(entry.get("current_node") or "")
-    return _transcript(_text(entry.get("title")), system, _seconds(entry.get("create_time")), tree, current)
+    return _transcript(_text(entry.get("title")), system, _seconds(entry.get("create_time")), roots, current)
 
 
 def _parents_first(nodes: dict[str, Any]) -> Iterator[str]:
@@ -183,33 +181,56 @@ def _llm_conversation(entries: list[dict[str, Any]]) -> ForeignConversation | No
     if not any(isinstance(entry.get("prompt"), str) for entry in entries):
         return None
     entries.sort(key=lambda entry: (_text(entry.get("datetime_utc")), _text(entry.get("id"))))
-    tree = _Tree()
+    roots: list[_Message] = []
     last: _Message | None = None
     for entry in entries:
         at = _iso_seconds(entry.get("datetime_utc"))
         for role, name in ((Role.USER, "prompt"), (Role.ASSISTANT, "response")):
             text = _text(entry.get(name))
             if text:
-                last = tree.add(last, role, text, at)
+                last = _spoken(last, role, text, at)
+                if last.parent is None:
+                    roots.append(last)
     system = next((_text(entry.get("system")) for entry in entries if entry.get("system")), "")
     title = next((_text(entry.get("conversation_name")) for entry in entries), "")
-    return _transcript(title, system, _iso_seconds(entries[0].get("datetime_utc")), tree, last)
+    return _transcript(title, system, _iso_seconds(entries[0].get("datetime_utc")), roots, last)
 
 
 # Both
 
 
+def _spoken(parent: _Message | None, role: Role, text: str, at: float) -> _Message:
+    """Put a message behind another, or beside it where the same speaker goes on."""
+    before, text_len = None, len(text)
+    if parent is not None and parent.role is role:
+        before, parent = parent, parent.parent
+        before.goes_on = True
+        text_len += before.text_len + len(_GAP)
+    message = _Message(role, text, at, parent, before, text_len)
+    if parent is not None:
+        parent.children.append(message)
+    return message
+
+
 def _transcript(
-    title: str, system: str, created_at: float, tree: _Tree, current: _Message | None
+    title: str, system: str, created_at: float, roots: list[_Message], current: _Message | None
 ) -> ForeignConversation | None:
-    """Return a conversation, None if nothing was said in it; the branch with `current` is the active one."""
+    """Return the tree behind its roots; the branch with `current` is the active one.
+
+    Raises: BundleError: its turns would repeat what was said without measure.
+    """
     session_id = new_session_id()
     turns: list[Turn] = []
     leaves: list[tuple[TurnId, bool]] = []
-    roots = _kept(tree.roots, current)
-    waiting: list[tuple[_Message, TurnId | None]] = [(root, None) for root in reversed(roots)]
+    kept_len, said_len = 0, _pieces_len(roots)
+    kept_roots = _kept(roots, current)
+    waiting: list[tuple[_Message, TurnId | None]] = [(root, None) for root in reversed(kept_roots)]
     while waiting:
         message, parent_id = waiting.pop()
+        said_len += _pieces_len(message.children)
+        kept_len += message.text_len
+        if kept_len > max(_LEAST_REPEATED_LEN, _MOST_REPEATED * said_len):
+            raise BundleError("its messages repeat each other without measure")
         turn = Turn(
             id=new_turn_id(),
             session_id=session_id,
@@ -238,6 +259,10 @@ def _transcript(
         updated_at=max(turn.created_at for turn in turns),
     )
     return ForeignConversation(session=session, branches=_branches(session, leaves), turns=tuple(turns))
+
+
+def _pieces_len(messages: list[_Message]) -> int:
+    return sum(len(message.piece) for message in messages)
 
 
 def _kept(messages: list[_Message], current: _Message | None) -> list[_Message]:
