@@ -25,12 +25,13 @@ def explained(store: SessionStore, template: ChatTemplate, session: Session, ans
     before = path_to({turn.id: turn for turn in turns}, answer)[:-2]
     system_len, rewrites = 0, False
     others: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    beginnings = () if before else tuple(_beginnings(store, session))
     with suppress(KvchatError):  # nothing is held against a template that refuses the conversation
         now = calendar(session.created_at)
         one, other = (template.opening(session.system, text, now=now) for text in "ab")
         rewrites = template.history_rewrite(prompts.history(session, before)) is not None
         system_len = num_common(one, other)
-        others = () if before else tuple(_beginnings(store, session))
+        others = beginnings
     miss = explain(turns, answer, system_len=system_len, rewrites=rewrites, others=others)
     decode = template.tokenizer.decode
     shared, here, there = (decode(ids, keep_control=True) for ids in (miss.shared, miss.here, miss.there))

@@ -85,7 +85,11 @@ class TokenForks:
             ids = (*(answer.token_ids or ())[:at], token_id)
             turn = self._begun(path, ids)
             undo = self._answering.branch_off(conversation, path)
-            conversation.branch = self._store.add_turns(conversation.branch, (turn,))
+            try:
+                conversation.branch = self._store.add_turns(conversation.branch, (turn,))
+            except KvchatError:
+                undo()
+                raise
             conversation.turns = (*path, turn)
 
             def take_back() -> None:
