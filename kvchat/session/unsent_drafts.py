@@ -22,6 +22,7 @@ from kvchat.platform.private_files import system_errors_as
 from kvchat.session.encryption.side_files import EncryptedFiles
 
 _NOT_BEGUN = "new"
+_ASIDE = "damaged-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,15 +66,15 @@ class DraftStore:
 
     def owners(self) -> frozenset[str]:
         """Return the sessions that anything is stored for, also what is damaged."""
-        names = {file.stem.partition(".")[0] for file in self._all()}
+        names = {file.stem.removeprefix(_ASIDE).partition(".")[0] for file in self._all()}
         return frozenset(names - {_NOT_BEGUN})
 
     @contextmanager
     def lent(self, session_id: str | None, elsewhere: Collection[str] = ()) -> Iterator[LentDraft]:
         """Lend what is stored for a session, to nobody else meanwhile; after the block it is removed.
 
-        Where the block fails, or the process dies in it, all is still stored. What is damaged stays where
-        it is.
+        Where the block fails, or the process dies in it, all is still stored. What is damaged is set aside
+        under another name.
 
         Args:
             elsewhere: branches whose texts stay here. What is for a branch that is gone goes to any other.
@@ -91,10 +92,7 @@ class DraftStore:
                         texts += found
                 except (ValueError, TypeError, KeyError):
                     files.remove(file)
-                    complaints.append(
-                        f"something you had not sent is damaged; remove the file {file}"
-                        " when you need it no more"
-                    )
+                    complaints.append(_set_aside(file))
             yield LentDraft(text="\n".join(texts), complaint="\n".join(complaints))
             for file in files:
                 self._remove(file)
@@ -105,7 +103,7 @@ class DraftStore:
         name = session_id or _NOT_BEGUN
         with system_errors_as(StorageError, f"cannot read {self._files.directory}"):
             unfinished = [*self._files.directory.glob(f".{name}.*")]  # by a process that was killed
-        for file in (*self._stored(name), *unfinished):
+        for file in (*self._stored(name), *self._stored(_ASIDE + name), *unfinished):
             self._remove(file)
 
     def copy_to(self, encryptor: Encryptor | None) -> None:
@@ -156,3 +154,13 @@ def _is_locked(file: Path, locks: ExitStack) -> bool:
             return os.path.samestat(os.fstat(descriptor), os.stat(file))
         except (BlockingIOError, FileNotFoundError):
             return False
+
+
+def _set_aside(file: Path) -> str:
+    """Take a damaged file out of the way, and return what is to be said of it."""
+    aside = file.with_name(_ASIDE + file.name)
+    try:
+        file.rename(aside)
+    except OSError:
+        aside = file
+    return f"something you had not sent is damaged; remove the file {aside} when you need it no more"

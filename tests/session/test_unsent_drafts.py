@@ -69,7 +69,7 @@ def test_it_goes_with_its_session_and_is_not_written_where_nothing_is(tmp_path: 
     assert taken(forgetful, None) == ""
 
 
-def test_a_damaged_one_is_named_and_costs_neither_the_others_nor_the_next(tmp_path: Path) -> None:
+def test_a_damaged_one_is_set_aside_and_costs_neither_the_others_nor_the_next(tmp_path: Path) -> None:
     drafts = DraftStore(tmp_path, None)
     for text in ("first", "torn", "third"):
         drafts.keep(None, text)
@@ -82,9 +82,9 @@ def test_a_damaged_one_is_named_and_costs_neither_the_others_nor_the_next(tmp_pa
         assert kept.text == "first\nthird\nnext"
     with drafts.lent(None) as kept:
         assert kept.text == "first\nthird\nnext"
-        assert str(torn) in kept.complaint
+        assert str(tmp_path / f"damaged-{torn.name}") in kept.complaint
     with drafts.lent(None) as kept:
-        assert kept.text == ""
+        assert (kept.text, kept.complaint) == ("", "")
     drafts.forget(None)
     assert not list(tmp_path.glob("*.json"))
 
