@@ -7,7 +7,7 @@ are verified; from then on it is found like any other.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -58,12 +58,21 @@ class Transfer:
     first_failed: int | None = None
     """Number of the first block that could not be had."""
 
-    def bytes_left(self, num_taken: int) -> Counter[Tier]:
-        """Return what is left to move behind the first `num_taken` units, by the tier it comes from. Pure."""
-        num_bytes: Counter[Tier] = Counter()
-        for unit in self.units[num_taken:]:
-            num_bytes[unit.tier] += unit.num_bytes
-        return num_bytes
+    _bytes_left: list[dict[Tier, int]] = field(default_factory=list)
+
+    def take(self, units: tuple[LoadUnit, ...]) -> None:
+        """Set what is to be moved."""
+        self.units = units
+        left = [{Tier.HOST: 0, Tier.DISK: 0}]
+        for unit in reversed(units):
+            left.append(left[-1] | {unit.tier: left[-1][unit.tier] + unit.num_bytes})
+        self._bytes_left = left[::-1]
+
+    def bytes_left(self, num_taken: int) -> Mapping[Tier, int]:
+        """Return what is left to move behind the first `num_taken` units, by the tier it comes from. O(1),
+        since every step asks. Pure.
+        """
+        return self._bytes_left[num_taken]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +147,7 @@ class Transfers:
         for group, block in reversed(present):
             device.pools[group].release(block)
         parts = {piece.node.key: piece for piece in pieces}
-        transfer.units = tuple(self._unit(parts[key], moves[key]) for key in reversed(moves))
+        transfer.take(tuple(self._unit(parts[key], moves[key]) for key in reversed(moves)))
         self._flying |= {unit.node.key: transfer for unit in transfer.units}
         return transfer
 
