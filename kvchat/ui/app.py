@@ -220,6 +220,11 @@ class KvchatApp(App[None]):
             loop.add_signal_handler(number, partial(self.chat_screen.quit, status))
         signal.signal(signal.SIGHUP, partial(self._hang_up, loop))
 
+    def on_resize(self) -> None:
+        """Paint everything: a terminal that was smaller for less than a frame has cut off what it showed."""
+        for screen in self.screen_stack:
+            screen.refresh()
+
     def _hang_up(self, loop: asyncio.AbstractEventLoop, *_: object) -> None:
         """Leave. A process whose terminal goes away is told by the system and by its shell: the second time
         must not end what is leaving, nor keep it from leaving however often it is told.

@@ -2,8 +2,10 @@
 what a terminal can draw.
 """
 
+import asyncio
 import logging
 import re
+import signal
 from collections.abc import Iterator
 from time import monotonic
 from typing import Any
@@ -27,7 +29,8 @@ _SEQUENCE = re.compile("\x1b(?:\\[[0-?]*[ -/]*[@-~]|O.|.)?", re.DOTALL)
 
 class TerminalDriver(LinuxDriver):
     """Starts Textual's reader again, which ends at bytes that are no UTF-8 and at sequences with a number too
-    large. What was read together with them is lost.
+    large. What was read together with them is lost. Reads the terminal's size in the event loop: a signal's
+    handler may be cut off by the next one's, and would tell the older size last.
 
     Args:
         app: its `thread_failed` is called with what ends the reader again and again.
@@ -36,6 +39,13 @@ class TerminalDriver(LinuxDriver):
     def __init__(self, app: App[Any], **values: Any) -> None:
         super().__init__(app, **values)
         self._told = app
+
+    def start_application_mode(self) -> None:
+        super().start_application_mode()
+        read_size = signal.getsignal(signal.SIGWINCH)
+        assert callable(read_size)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGWINCH, read_size, signal.SIGWINCH, None)
 
     def run_input_thread(self) -> None:
         """Make events of what comes until the driver ends, or the terminal does."""

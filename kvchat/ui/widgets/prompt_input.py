@@ -275,6 +275,9 @@ class Prompt(TextArea):
             self._pasted.append(text)
             self.move_cursor(result.end_location)
 
+    def on_resize(self) -> None:
+        self.call_after_refresh(self.scroll_cursor_visible)
+
     def on_text_area_changed(self) -> None:
         self._catch_up()
 

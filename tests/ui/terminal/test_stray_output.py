@@ -81,6 +81,16 @@ def test_it_follows_the_size_of_the_terminal_whatever_the_environment_says(tmp_p
         assert shown.process.poll() is None
 
 
+def test_a_terminal_that_was_small_for_less_than_a_frame_is_painted_again(tmp_path: Path) -> None:
+    with terminal(tmp_path / "log", size=(80, 24)) as shown:
+        shown.type("still here")
+        shown.until_shown("› still here")
+        for _ in range(10):
+            shown.resize(12, 3)
+            shown.resize(80, 24)
+            shown.until(lambda: "› still here" in shown.text and "f1 help" in shown.text)
+
+
 @pytest.mark.parametrize(
     ("variables", "colours"),
     [({"NO_COLOR": "1"}, set()), ({"TERM": "xterm"}, {"31", "32", "33", "30", "36", "47", "90"})],
