@@ -64,10 +64,7 @@ class StoredBlocks:
         return DevicePool(self.groups, self.num_blocks, BLOCK_SIZE, torch.device("cpu"))
 
     def resume(
-        self,
-        host: HostPool | None = None,
-        host_tier: HostTier | None = None,
-        pool: DevicePool | None = None,
+        self, host: HostPool | None = None, host_tier: HostTier | None = None, pool: DevicePool | None = None
     ) -> None:
         """Bring the conversation to an empty device pool, as the engine does for a request.
 

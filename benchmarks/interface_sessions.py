@@ -96,8 +96,7 @@ async def _in_window(settings: Settings, long_id: SessionId) -> tuple[Cost, list
             )
             await pilot.press("ctrl+f")
             found_s = await _timed(
-                lambda: pilot.app.post_message(Paste("conversation 123")),
-                lambda: listed.option_count == 1,
+                lambda: pilot.app.post_message(Paste("conversation 123")), lambda: listed.option_count == 1
             )
             return opened_s, pages, shown_s, found_s
 

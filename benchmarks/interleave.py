@@ -57,10 +57,7 @@ def _rows(name: str, clock: str, alone: list[float], chunks: list[float], beside
         Row.of(f"{name}: slowest chunk alone", "ms", chunks, clock),
         Row.of(f"{name}: longest gap beside {PROMPT_LEN:,} tokens", "ms", beside, clock),
         Row.of(
-            f"{name}: gap / (3 x alone + chunk)",
-            "x",
-            ratios,
-            ", ".join(filter(None, ("at most 1", clock))),
+            f"{name}: gap / (3 x alone + chunk)", "x", ratios, ", ".join(filter(None, ("at most 1", clock)))
         ),
     ]
 

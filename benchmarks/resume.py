@@ -22,12 +22,7 @@ def measure(llama_cpp: Path | None = None) -> list[Row]:
     llama_cpp: an interpreter that has llama-cpp-python and gguf; None: no comparison with it.
     """
     with block_store() as stored:
-        rows = [
-            *disk_rows(stored),
-            *_first_rows(stored),
-            *_peer_rows(stored, llama_cpp),
-            *_host_rows(stored),
-        ]
+        rows = [*disk_rows(stored), *_first_rows(stored), *_peer_rows(stored, llama_cpp), *_host_rows(stored)]
     return rows + [row for length in LENGTHS for row in _measure(length)]
 
 

@@ -169,10 +169,7 @@ def _written_of_turns(engine: Engine, session: list[int]) -> tuple[list[float], 
 def _write_model(directory: Path, shape: dict[str, int]) -> Path:
     """Write a model of 32 layers with random weights."""
     config = transformers.LlamaConfig(
-        num_hidden_layers=32,
-        num_key_value_heads=5,
-        max_position_embeddings=8192,
-        **shape,
+        num_hidden_layers=32, num_key_value_heads=5, max_position_embeddings=8192, **shape
     )
     torch.manual_seed(0)
     transformers.utils.logging.disable_progress_bar()

@@ -28,15 +28,7 @@ from kvchat.platform.encryptor import Encryptor
 from kvchat.session.database.backups import backup_paths
 from kvchat.session.store import Outcome, SessionStore, new_session_id
 from kvchat.session.tree import MAIN, Branch, Finish, Session, SessionId
-from tests.engine.memory.chains import (
-    BLOCK_SIZE,
-    FINGERPRINT,
-    LAYOUTS,
-    Block,
-    Copied,
-    block_behind,
-    chain,
-)
+from tests.engine.memory.chains import BLOCK_SIZE, FINGERPRINT, LAYOUTS, Block, Copied, block_behind, chain
 from tests.patience import PATIENCE_S
 from tests.session.turns import open_answer, question, references
 

@@ -95,7 +95,7 @@ ENTRIES = {"kvchat.session.salvage": ("kvchat.session.salvage.salvage",)}
 # before they are used, and without them weights stay as they are.
 PRIVATE_IMPORTS = {
     # Peak memory of a forward pass on any device; torch has no public name for its dispatch modes.
-    "kvchat.engine.forward.activation_memory": ("torch.utils._python_dispatch",),
+    "kvchat.engine.forward.activation_memory": ("torch.utils._python_dispatch",)
 }
 
 # `__init__` files that may hold code: the public faces, and the dispatch of one kernel.

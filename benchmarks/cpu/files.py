@@ -8,11 +8,7 @@ from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter, get_tensor_name_m
 
 from benchmarks.cpu.shapes import Shape
 
-GGUF_KINDS = {
-    "16": GGMLQuantizationType.F16,
-    "8": GGMLQuantizationType.Q8_0,
-    "4": GGMLQuantizationType.Q4_0,
-}
+GGUF_KINDS = {"16": GGMLQuantizationType.F16, "8": GGMLQuantizationType.Q8_0, "4": GGMLQuantizationType.Q4_0}
 
 
 def write_safetensors(shape: Shape, directory: Path) -> Path:

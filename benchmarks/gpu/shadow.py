@@ -79,10 +79,7 @@ class Setting:
     @property
     def shadow(self) -> ShadowSettings:
         return ShadowSettings(
-            budget=self.budget,
-            num_outliers=self.budget // 1024 * 24,
-            is_sourced=True,
-            is_remote=True,
+            budget=self.budget, num_outliers=self.budget // 1024 * 24, is_sourced=True, is_remote=True
         )
 
 
@@ -269,12 +266,7 @@ class ThroughShadows(Layers):
         pool[order.to(pool.device)] = values.to(pool.device)
         rows = values.transpose(1, 2).flatten(0, 1)[:num_tokens]
         shadow = ShadowLayer.of_prompt(
-            self.setting.shadow,
-            self._rotary,
-            keys,
-            rows,
-            self._budgets,
-            remote=self._remote,
+            self.setting.shadow, self._rotary, keys, rows, self._budgets, remote=self._remote
         )
         assert shadow.stock.compressed_keys.are_on_bases
         return shadow, BlockChunks(KVPair(pool, pool), order)

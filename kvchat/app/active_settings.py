@@ -22,10 +22,7 @@ from kvchat.app.interface_types import SettingEntry
 from kvchat.engine.api.config import EngineConfig
 from kvchat.errors import UsageError
 
-_FROM_NOW_ON = {
-    "display.theme": "",
-    "system": "takes effect in new conversations",
-}
+_FROM_NOW_ON = {"display.theme": "", "system": "takes effect in new conversations"}
 _SAMPLING = "takes effect with your next message"
 _ENGINE = "takes effect after /reload"
 _LATER = "takes effect at the next start"

@@ -116,9 +116,7 @@ class InterfaceHost:
             is_whole = info.device.startswith("cuda") and device.total_bytes is not None
             cache_bytes = (device.total_bytes or 0) if is_whole else device.used_bytes + device.cached_bytes
         return MemoryFit(
-            free_bytes=free_bytes_of(info.device),
-            running=Path(info.model_dir),
-            cache_bytes=cache_bytes,
+            free_bytes=free_bytes_of(info.device), running=Path(info.model_dir), cache_bytes=cache_bytes
         )
 
     def check_model(self, model: str) -> None:

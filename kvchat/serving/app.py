@@ -13,13 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from kvchat.chat.engine_client import EngineClient
 from kvchat.engine.api.engine_phase import EnginePhase
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.errors import (
-    CapacityError,
-    ContextOverflow,
-    InvalidRequest,
-    KvchatError,
-    UnsupportedModel,
-)
+from kvchat.errors import CapacityError, ContextOverflow, InvalidRequest, KvchatError, UnsupportedModel
 from kvchat.serving.chat_request import ChatCompletionRequest, RequestRefused, read_chat_request
 from kvchat.serving.completion import ChatCompletion, ChatCompletions
 from kvchat.serving.guard import BODY_S, Guard

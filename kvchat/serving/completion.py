@@ -92,17 +92,9 @@ class ChatCompletions:
             self._engine.release(event.sequence)
 
     def _said(
-        self,
-        request: ChatCompletionRequest,
-        prompt: tuple[int, ...],
-        text: str,
-        token_ids: Sequence[int],
+        self, request: ChatCompletionRequest, prompt: tuple[int, ...], text: str, token_ids: Sequence[int]
     ) -> None:
-        said = (
-            *request.history,
-            Message(Role.USER, request.question),
-            Message(Role.ASSISTANT, text),
-        )
+        said = (*request.history, Message(Role.USER, request.question), Message(Role.ASSISTANT, text))
         self._transcripts.remember(said, (*prompt, *token_ids), len(prompt))
 
 

@@ -4,13 +4,7 @@ from kvchat.session.kv.provenance import Trust, is_imported, origin_of, trust_of
 from kvchat.session.tree import Session, Turn
 from kvchat.text.figures import count_text, plural
 
-_MARKS = {
-    Trust.OWN: "",
-    Trust.UNVERIFIED: "?",
-    Trust.SAMPLED: "?",
-    Trust.DIFFERENT: "!",
-    Trust.VERIFIED: "✓",
-}
+_MARKS = {Trust.OWN: "", Trust.UNVERIFIED: "?", Trust.SAMPLED: "?", Trust.DIFFERENT: "!", Trust.VERIFIED: "✓"}
 
 
 def trust_mark(session: Session) -> str:

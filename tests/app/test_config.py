@@ -6,12 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.app.config import (
-    KEYS,
-    Keys,
-    Settings,
-    read_settings,
-)
+from kvchat.app.config import KEYS, Keys, Settings, read_settings
 from kvchat.errors import ConfigError
 
 pytestmark = pytest.mark.pure

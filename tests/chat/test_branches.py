@@ -7,10 +7,7 @@ import pytest
 
 from kvchat.chat.candidates.service import DIFFERING_TEMPERATURE, differing
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.errors import (
-    ContextOverflow,
-    UsageError,
-)
+from kvchat.errors import ContextOverflow, UsageError
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import MAIN, Finish, nested
 from tests.chat.desk import REPLY, Desk, shown

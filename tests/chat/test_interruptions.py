@@ -7,9 +7,7 @@ from threading import Thread, main_thread
 import pytest
 
 from kvchat.chat.service import ChatEvent, TextDelta, TurnFinished
-from kvchat.errors import (
-    UsageError,
-)
+from kvchat.errors import UsageError
 from kvchat.session.tree import Finish
 from tests.chat.desk import REPLY, Desk, shown
 from tests.patience import wait_until

@@ -7,9 +7,7 @@ import pytest
 
 from kvchat.chat.service import Chat, Prefill, TextDelta, TurnFinished, TurnStarted
 from kvchat.engine.api.events import Event, LoadChoice, LoadEstimate, LoadPlanned
-from kvchat.errors import (
-    UsageError,
-)
+from kvchat.errors import UsageError
 from kvchat.session.store import SessionStore
 from kvchat.session.template.chat_template import ChatTemplate
 from kvchat.session.tree import Finish, Stored

@@ -39,13 +39,7 @@ def unpack(name: str, into: Path) -> None:
     ],
 )
 def test_a_conversation_of_0_1_0_goes_on_from_its_stored_blocks(
-    home: Path,
-    run: Run,
-    session: str,
-    flags: tuple[str, ...],
-    cached: int,
-    computed: int,
-    is_exact: bool,
+    home: Path, run: Run, session: str, flags: tuple[str, ...], cached: int, computed: int, is_exact: bool
 ) -> None:
     unpack("plain", home)
     done = run.json("ask", "-s", session, *flags, "What is paged attention?")

@@ -73,12 +73,7 @@ def test_a_bundle_says_that_answers_are_approximate_and_carries_exact_blocks_alo
 
 @pytest.mark.parametrize(("shadow", "sees_all"), [("shadow:640:forced", True), ("shadow:64:forced", False)])
 def test_a_session_behind_a_shadow_goes_on_elsewhere_on_the_blocks_of_its_bundle(
-    shadow: str,
-    sees_all: bool,
-    run: Run,
-    tiny_model: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    shadow: str, sees_all: bool, run: Run, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the words that are told where all is computed anew; and with those told here, if each step sees
     all: else what was generated token by token is chosen for as one stretch there.

@@ -196,10 +196,7 @@ def test_a_closed_pipe_and_signals_stop_the_borrowed_engine_at_once_and_what_was
 
 @pytest.mark.parametrize(
     ("code", "words"),
-    [
-        (8, ("--fail-on-length", "--new", "short", "Tell me a story.")),
-        (6, ("--new", "long", "word " * 9000)),
-    ],
+    [(8, ("--fail-on-length", "--new", "short", "Tell me a story.")), (6, ("--new", "long", "word " * 9000))],
 )
 def test_a_length_that_ends_an_answer_and_one_that_no_context_holds_have_codes(
     code: int, words: tuple[str, ...], ask: Asker

@@ -40,10 +40,7 @@ YARN = {
 }
 _CLASSES = {"V2": transformers.DeepseekV2Config, "V3": transformers.DeepseekV3Config}
 _ROPES: dict[str, dict[str, Any]] = {"": {}, ", YaRN": {"rope_parameters": YARN}}
-_QUERIES: dict[str, dict[str, Any]] = {
-    "": {"q_lora_rank": None},
-    ", queries compressed": {"q_lora_rank": 24},
-}
+_QUERIES: dict[str, dict[str, Any]] = {"": {"q_lora_rank": None}, ", queries compressed": {"q_lora_rank": 24}}
 KINDS = {
     name + rope + query: (config, _ROPES[rope] | _QUERIES[query])
     for (name, config), rope, query in product(_CLASSES.items(), _ROPES, _QUERIES)

@@ -11,15 +11,7 @@ import pytest
 from kvchat.engine.engine import Engine
 from kvchat.engine.results import Handle
 from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels
-from tests.engine.tiny_models import (
-    KINDS,
-    RecordingRunner,
-    answer,
-    finish,
-    reference,
-    submit,
-    token_ids,
-)
+from tests.engine.tiny_models import KINDS, RecordingRunner, answer, finish, reference, submit, token_ids
 
 pytestmark = pytest.mark.cpu
 

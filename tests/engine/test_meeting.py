@@ -118,8 +118,7 @@ def optimum_s(first_s: float, growth_s: float, block_s: float) -> float:
 
 
 @pytest.mark.parametrize(
-    ("first_s", "growth_s", "block_s"),
-    [(0.8, 0.02, 3.0), (1.0, 0.0, 0.4), (0.5, 0.1, 1.0)],
+    ("first_s", "growth_s", "block_s"), [(0.8, 0.02, 3.0), (1.0, 0.0, 0.4), (0.5, 0.1, 1.0)]
 )
 def test_both_at_once_is_within_fifteen_hundredths_of_the_optimum(
     first_s: float, growth_s: float, block_s: float, track: Track

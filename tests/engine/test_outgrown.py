@@ -82,11 +82,7 @@ def test_blocks_shadows_and_the_host_tier_together_take_what_was_given(
 ) -> None:
     """No byte is promised twice (trap 12)."""
     engine = open_engine(
-        model_dir,
-        cache_format=OFFERED_SHADOW,
-        device_bytes=device_bytes,
-        host_bytes=HOST,
-        max_context=6000,
+        model_dir, cache_format=OFFERED_SHADOW, device_bytes=device_bytes, host_bytes=HOST, max_context=6000
     )
     snapshot, shadows = engine.snapshot(), engine._shadows
     assert shadows is not None

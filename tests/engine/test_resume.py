@@ -19,16 +19,8 @@ from kvchat.engine.memory.disk.write_queue import BlockWriteQueue
 from kvchat.engine.memory.saver import Saver
 from kvchat.engine.startup.assembly import build_parts
 from tests.engine.conftest import OpenEngine, TinyModels
-from tests.engine.tiny_models import (
-    answer,
-    finish,
-    reference,
-    submit,
-    token_ids,
-)
-from tests.engine.tiny_models import (
-    open_engine as open_unmanaged,
-)
+from tests.engine.tiny_models import answer, finish, reference, submit, token_ids
+from tests.engine.tiny_models import open_engine as open_unmanaged
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.cpu

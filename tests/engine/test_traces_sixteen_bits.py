@@ -71,9 +71,7 @@ def beside_another(model_dir: Path, dtype: str, seeds: Iterable[int]) -> Iterato
     engine.close()
 
 
-def test_a_sixteen_bit_answer_differs_only_where_two_tokens_are_equally_good(
-    tiny: TinyModels,
-) -> None:
+def test_a_sixteen_bit_answer_differs_only_where_two_tokens_are_equally_good(tiny: TinyModels) -> None:
     """Trap 31: the tolerance is stated in docs/decisions/cache.md, with what was measured."""
     judge(beside_another(tiny("llama"), "bfloat16", (4, 5)), "bfloat16")
 

@@ -43,12 +43,7 @@ vllm:cache_config_info{block_size="16",cache_dtype="auto",engine="0",num_gpu_blo
 vllm:iteration_tokens_total_bucket{engine="0",le="+Inf",model_name="Qwen/Qwen3-0.6B"} 3.0
 """
 TOLD = ServerCache(
-    usage=0.4225,
-    hit_rate=1204 / 3400,
-    hit_tokens=1204,
-    asked_tokens=3400,
-    num_running=2,
-    num_waiting=1,
+    usage=0.4225, hit_rate=1204 / 3400, hit_tokens=1204, asked_tokens=3400, num_running=2, num_waiting=1
 )
 
 FIRST_V1 = """\

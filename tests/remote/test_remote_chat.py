@@ -8,14 +8,7 @@ import pytest
 
 from kvchat.chat.conversation import Conversation
 from kvchat.chat.service import ChatEvent, TextDelta, TurnFinished, TurnStarted
-from kvchat.errors import (
-    ConfigError,
-    InvalidRequest,
-    KvchatError,
-    ModelNotFound,
-    RemoteError,
-    UsageError,
-)
+from kvchat.errors import ConfigError, InvalidRequest, KvchatError, ModelNotFound, RemoteError, UsageError
 from kvchat.remote.chat_service import RemoteChat
 from kvchat.remote.endpoint import RemoteServer
 from kvchat.session.store import SessionStore

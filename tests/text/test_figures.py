@@ -2,13 +2,7 @@
 
 import pytest
 
-from kvchat.text.figures import (
-    age_text,
-    bytes_text,
-    part_text,
-    short_bytes_text,
-    short_count_text,
-)
+from kvchat.text.figures import age_text, bytes_text, part_text, short_bytes_text, short_count_text
 
 pytestmark = pytest.mark.pure
 
@@ -32,14 +26,7 @@ def test_bytes_are_written_in_the_largest_unit_below_them(num_bytes: int, text: 
 
 @pytest.mark.parametrize(
     ("count", "text"),
-    [
-        (999, "999"),
-        (1000, "1.0k"),
-        (5100, "5.1k"),
-        (131_072, "131k"),
-        (999_600, "1.0M"),
-        (10**8, "100M"),
-    ],
+    [(999, "999"), (1000, "1.0k"), (5100, "5.1k"), (131_072, "131k"), (999_600, "1.0M"), (10**8, "100M")],
 )
 def test_counts_are_short(count: int, text: str) -> None:
     assert short_count_text(count) == text

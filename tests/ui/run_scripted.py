@@ -43,13 +43,7 @@ def main() -> int:
     leave = Path(os.environ.get("SCRIPTED_LEAVE", ""))
     waiting = Thread(target=load_with_leave, daemon=True) if leave.name else Timer(0.5, loaded)
     chat = NoisyChat(engine, [Answer(text="By **train**, and then " + "onwards " * 30, pace_s=0.01)])
-    app = KvchatApp(
-        chat,
-        engine,
-        ScriptedFiles(),
-        log_path=Path(sys.argv[1]),
-        on_first_frame=waiting.start,
-    )
+    app = KvchatApp(chat, engine, ScriptedFiles(), log_path=Path(sys.argv[1]), on_first_frame=waiting.start)
     return app.run_in_terminal()
 
 

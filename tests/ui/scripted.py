@@ -9,15 +9,7 @@ from typing import Any
 
 from kvchat.chat.conversation import Conversation
 from kvchat.chat.revision import plan_undo
-from kvchat.chat.service import (
-    ChatEvent,
-    EditCost,
-    Prefill,
-    Revision,
-    TextDelta,
-    TurnFinished,
-    TurnStarted,
-)
+from kvchat.chat.service import ChatEvent, EditCost, Prefill, Revision, TextDelta, TurnFinished, TurnStarted
 from kvchat.engine.api.events import Loaded, Timings, Usage
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import SessionNotFound
@@ -62,12 +54,7 @@ class ScriptedStore:
 
     def branches(self, session_id: SessionId) -> Sequence[Branch]:
         return [
-            Branch(
-                session_id=session_id,
-                name=name,
-                leaf_id=path[-1].id if path else None,
-                updated_at=NOW,
-            )
+            Branch(session_id=session_id, name=name, leaf_id=path[-1].id if path else None, updated_at=NOW)
             for (owner, name), path in self.paths.items()
             if owner == session_id
         ]

@@ -60,12 +60,7 @@ class ScriptedTokens:
         return replace(COST, reused_tokens=30 + at)
 
     def go_on(
-        self,
-        conversation: Conversation,
-        answer_id: TurnId,
-        at: int,
-        token_id: int,
-        sampling: SamplingParams,
+        self, conversation: Conversation, answer_id: TurnId, at: int, token_id: int, sampling: SamplingParams
     ) -> Iterator[ChatEvent]:
         *before, answer = conversation.turns
         words = [*answer.text.split()[:at], str(token_id)]

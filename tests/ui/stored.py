@@ -15,11 +15,7 @@ from tests.ui.scripted_files import ScriptedFiles
 
 @asynccontextmanager
 async def window_on(
-    home: Path,
-    template: ChatTemplate,
-    initial: str | None = None,
-    *,
-    max_context: int = 100_000,
+    home: Path, template: ChatTemplate, initial: str | None = None, *, max_context: int = 100_000
 ) -> AsyncIterator[Window]:
     """Open a window of its own on a store."""
     end = min(template.end_ids)

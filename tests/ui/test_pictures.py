@@ -96,12 +96,7 @@ async def test_the_session_list_has_marks_bytes_and_ages_in_the_narrowest_pane()
 async def test_the_last_line_says_in_the_colour_of_errors_what_failed_and_the_way_out() -> None:
     bar = StatusBar(id="status")
     failed = EngineStatus(phase=EnginePhase.FAILED, detail="the graphics memory is full")
-    figures = StatusFigures(
-        status=failed,
-        snapshot=None,
-        context_tokens=0,
-        tokens_per_s=None,
-    )
+    figures = StatusFigures(status=failed, snapshot=None, context_tokens=0, tokens_per_s=None)
     async with Frame(bar).run_test(size=(60, 1)) as pilot:
         bar.show_figures(figures)
         bar.show_hints([Hint("/reload loads it again")])

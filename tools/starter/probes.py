@@ -90,10 +90,7 @@ class Prober:
         told = self._facts(rng, 3, values)
         messages: list[Message] = []
         for fact in told:
-            messages += [
-                Message("user", facts.state(rng, forms, fact)),
-                _echo(fact) if echo else SILENT,
-            ]
+            messages += [Message("user", facts.state(rng, forms, fact)), _echo(fact) if echo else SILENT]
         used = sum(self.measure(opened(message.role, message.text)) + 2 for message in messages)
         messages += self._distraction(rng, told, length - used - 40)
         fact = rng.choice(told)

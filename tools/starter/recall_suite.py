@@ -11,13 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvchat.engine.api.recall import Item
-from kvchat.engine.quality.recall_suite import (
-    NEEDLE,
-    RECALL,
-    RECALL_FILE,
-    RecallTexts,
-    SuiteEncoder,
-)
+from kvchat.engine.quality.recall_suite import NEEDLE, RECALL, RECALL_FILE, RecallTexts, SuiteEncoder
 from tools.starter.probes import Interview, Prober
 from tools.starter.split import stable_hash
 from tools.starter.tokenizer import letter_pieces

@@ -14,15 +14,7 @@ WARMUP_STEPS = 100
 # Only the endings write a space before a person's words, as the chat template does: there a word has the same
 # tokens as anywhere else, so that a list may open a message.
 SHORT_MIX = Mix(
-    fact=21,
-    query=37,
-    faq=14,
-    small=7,
-    outside=7,
-    skill=13,
-    document=1,
-    longest_document=8,
-    is_spaced=False,
+    fact=21, query=37, faq=14, small=7, outside=7, skill=13, document=1, longest_document=8, is_spaced=False
 )
 LONG_MIX = Mix(
     fact=17,

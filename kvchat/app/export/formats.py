@@ -21,10 +21,7 @@ class Format(StrEnum):
         return self in (Format.MARKDOWN, Format.HTML)
 
 
-_SUFFIXES = {format.suffix: format for format in Format} | {
-    ".markdown": Format.MARKDOWN,
-    ".htm": Format.HTML,
-}
+_SUFFIXES = {format.suffix: format for format in Format} | {".markdown": Format.MARKDOWN, ".htm": Format.HTML}
 
 
 def format_of(path: Path) -> Format | None:

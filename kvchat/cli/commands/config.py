@@ -41,12 +41,10 @@ class ShowOptions(EngineOptions):
 @option_class
 class SetOptions(ListOptions):
     name: Annotated[
-        str,
-        Argument(help="As `config show` names it.", metavar="NAME", autocompletion=complete_setting),
+        str, Argument(help="As `config show` names it.", metavar="NAME", autocompletion=complete_setting)
     ]
     value: Annotated[
-        str | None,
-        Argument(help="The value; `none` lifts a limit.", metavar="VALUE", show_default=False),
+        str | None, Argument(help="The value; `none` lifts a limit.", metavar="VALUE", show_default=False)
     ] = None
     unset: Annotated[bool, Option("--unset", help="Take the setting out of the file.")] = False
 

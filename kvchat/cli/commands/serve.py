@@ -25,12 +25,10 @@ class ServeOptions(EngineOptions):
         bool, Option("--socket-only", help="Open no port; only lend the engine to `kvchat ask`.")
     ] = False
     port: Annotated[
-        int,
-        Option(help="Of this machine alone; 0: the system chooses.", metavar="PORT", min=0, max=65535),
+        int, Option(help="Of this machine alone; 0: the system chooses.", metavar="PORT", min=0, max=65535)
     ] = 0
     api_key_file: Annotated[
-        Path | None,
-        Option(help="The key clients have to know; else one is made.", metavar="FILE"),
+        Path | None, Option(help="The key clients have to know; else one is made.", metavar="FILE")
     ] = None
     idle: Annotated[
         float | None,

@@ -9,13 +9,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from kvchat.cli.parser.command_table import (
-    COMMANDS,
-    DEFAULT_VERBS,
-    FAMILIES,
-    Command,
-    examples_text,
-)
+from kvchat.cli.parser.command_table import COMMANDS, DEFAULT_VERBS, FAMILIES, Command, examples_text
 from kvchat.errors import UsageError
 
 _HELP_NAMES = ("-h", "--help")

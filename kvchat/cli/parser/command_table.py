@@ -95,10 +95,7 @@ COMMANDS = (
         "kvchat serve --socket-only &    # `kvchat ask` answers at once then",
     ),
     _command(
-        "doctor",
-        "doctor:doctor",
-        "Check the installation, and say what to do.",
-        "kvchat doctor --no-model",
+        "doctor", "doctor:doctor", "Check the installation, and say what to do.", "kvchat doctor --no-model"
     ),
     _command(
         "plan",
@@ -129,12 +126,7 @@ COMMANDS = (
         "kvchat import demo.kvchat",
         "kvchat import conversations.json",
     ),
-    _command(
-        "man",
-        "manual:show_manual",
-        "Print the manual page.",
-        "kvchat man | man -l -",
-    ),
+    _command("man", "manual:show_manual", "Print the manual page.", "kvchat man | man -l -"),
     _command(
         "sessions list",
         "sessions.browse:list_sessions",
@@ -143,10 +135,7 @@ COMMANDS = (
         "kvchat sessions list --ndjson | jq -r .title",
     ),
     _command(
-        "sessions show",
-        "sessions.browse:show_session",
-        "Print a conversation.",
-        "kvchat sessions show demo",
+        "sessions show", "sessions.browse:show_session", "Print a conversation.", "kvchat sessions show demo"
     ),
     _command(
         "sessions last",

@@ -216,14 +216,7 @@ class PrefixMatcher:
             group: list(accumulate(flags, lambda run, flag: run + 1 if flag else 0, initial=0))
             for group, flags in present.items()
         }
-        return _Chain(
-            keys=keys,
-            block_ids=ids,
-            parents=parents,
-            kept_names=kept,
-            present=present,
-            runs=runs,
-        )
+        return _Chain(keys=keys, block_ids=ids, parents=parents, kept_names=kept, present=present, runs=runs)
 
     def _num_leading(self, chain: _Chain) -> int:
         """Return how many blocks from the start every group without a window has, as far as it needs them."""

@@ -90,8 +90,7 @@ def _shares(
     longest = min(context_len, num_full * block_size)
     return {
         group.id: max(
-            least_blocks(group, longest, chunk_len, block_size),
-            num_full // _divisor(group, groups),
+            least_blocks(group, longest, chunk_len, block_size), num_full // _divisor(group, groups)
         )
         for group in groups
     }

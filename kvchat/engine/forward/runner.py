@@ -73,10 +73,7 @@ class Runner:
     """Runs one model on the block tables of all live sequences."""
 
     def __init__(
-        self,
-        forward: ForwardPass,
-        builders: Sequence[FullMetadataBuilder],
-        short: ShortSteps | None = None,
+        self, forward: ForwardPass, builders: Sequence[FullMetadataBuilder], short: ShortSteps | None = None
     ) -> None:
         """Args:
         builders: of the metadata of each group.

@@ -79,10 +79,7 @@ its numbers.
 
 
 def try_kernels(
-    device: torch.device,
-    dtype: torch.dtype,
-    trials: Mapping[str, KernelCheck],
-    health: Health = HEALTH,
+    device: torch.device, dtype: torch.dtype, trials: Mapping[str, KernelCheck], health: Health = HEALTH
 ) -> None:
     """Refuse the kernels that raise, or compute other numbers than their definitions.
 

@@ -118,11 +118,7 @@ class AsyncSaves(SaveTransport):
     """
 
     def __init__(
-        self,
-        pool: DevicePool,
-        streams: Streams,
-        most_bytes: int,
-        allocate: Callable[[int], Tensor] = pinned,
+        self, pool: DevicePool, streams: Streams, most_bytes: int, allocate: Callable[[int], Tensor] = pinned
     ) -> None:
         super().__init__(pool)
         self._streams = streams

@@ -38,11 +38,7 @@ class InFlightLoads:
     """Owned by the engine's thread; only the reader behind it has one of its own."""
 
     def __init__(
-        self,
-        device: DeviceTier,
-        reader: Reader,
-        rates: Rates,
-        carry_out: Callable[[Sequence[Move]], None],
+        self, device: DeviceTier, reader: Reader, rates: Rates, carry_out: Callable[[Sequence[Move]], None]
     ) -> None:
         self._device = device
         self.transfers = Transfers(device)
@@ -144,12 +140,7 @@ class InFlightLoads:
         for number, move in enumerate(unit.moves):
             num_tokens = 0 if number else len(unit.node.token_ids)
             self._device.events.note(
-                CacheEventKind.LOAD,
-                reason,
-                move.group,
-                unit.node.key,
-                tier=unit.tier,
-                num_tokens=num_tokens,
+                CacheEventKind.LOAD, reason, move.group, unit.node.key, tier=unit.tier, num_tokens=num_tokens
             )
 
     def _end(self, load: InFlightLoad) -> None:

@@ -146,10 +146,7 @@ def _report(target: sqlite3.Connection, aside: Path) -> SalvageReport:
     turns = [rows.is_whole("turns", row) for row in target.execute("SELECT * FROM turns")]
     (num_sessions,) = target.execute("SELECT count(*) FROM sessions").fetchone()
     return SalvageReport(
-        set_aside=aside,
-        num_sessions=num_sessions,
-        num_turns=len(turns),
-        num_damaged_turns=turns.count(False),
+        set_aside=aside, num_sessions=num_sessions, num_turns=len(turns), num_damaged_turns=turns.count(False)
     )
 
 

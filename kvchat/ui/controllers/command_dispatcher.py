@@ -23,13 +23,7 @@ from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.sessions import SessionController
 from kvchat.ui.controllers.settings import SettingsController
 from kvchat.ui.controllers.turn_runner import QueuedTurn, TurnKind, TurnRunner
-from kvchat.ui.state.completion import (
-    FORMATS,
-    Argument,
-    cache_arguments,
-    export_arguments,
-    switch_arguments,
-)
+from kvchat.ui.state.completion import FORMATS, Argument, cache_arguments, export_arguments, switch_arguments
 from kvchat.ui.state.conversation_tab import Draft
 
 if TYPE_CHECKING:

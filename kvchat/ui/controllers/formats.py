@@ -38,11 +38,7 @@ class FormatController:
     """Measures what formats lose, and changes the format once the person has seen that."""
 
     def __init__(
-        self,
-        screen: ScreenServices,
-        host: "InterfaceHost",
-        turns: TurnRunner,
-        settings: SettingsController,
+        self, screen: ScreenServices, host: "InterfaceHost", turns: TurnRunner, settings: SettingsController
     ) -> None:
         self._screen = screen
         self._host = host

@@ -116,13 +116,7 @@ class ChatScreen(Screen[None]):
         self.sending = SendController(self, turns, self.composer, self.revisions)
         self.drafts = DraftController(self, chat.store, turns, self.revisions, self.composer)
         self.conversations = ConversationController(
-            self,
-            chat,
-            engine,
-            turns,
-            composer=self.composer,
-            revisions=self.revisions,
-            drafts=self.drafts,
+            self, chat, engine, turns, composer=self.composer, revisions=self.revisions, drafts=self.drafts
         )
         panel, line = self.query_one(CachePanel), self.query_one(CacheLine)
         status = self.query_one(StatusBar)

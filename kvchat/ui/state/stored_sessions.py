@@ -9,11 +9,7 @@ from kvchat.errors import StorageError
 from kvchat.session.tree import Session, SessionId, nested
 from kvchat.text.fit_text import STEP, one_line
 from kvchat.ui.widgets.cache.panel_rows import BranchNames
-from kvchat.ui.widgets.session_rows import (
-    BranchPlace,
-    SessionWithBranches,
-    distinct_titles,
-)
+from kvchat.ui.widgets.session_rows import BranchPlace, SessionWithBranches, distinct_titles
 
 if TYPE_CHECKING:
     from kvchat.chat.conversation import Conversation

@@ -120,11 +120,7 @@ if "convert" in sys.orig_argv:
 @pytest.mark.cpu
 @pytest.mark.usefixtures("loading_pays")
 def test_ctrl_c_behind_the_answer_ends_the_process_that_converts_and_starts_no_other(
-    ask: Run,
-    home: Path,
-    nearly_full: tuple[str, str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    ask: Run, home: Path, nearly_full: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fifo, converting = tmp_path / "fifo", []
     os.mkfifo(fifo)

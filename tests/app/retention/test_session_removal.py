@@ -17,11 +17,7 @@ pytestmark = pytest.mark.pure
 
 
 @pytest.mark.parametrize(
-    "sweep",
-    [
-        lambda store, one: store.collect(),
-        lambda store, one: store.remove_sessions([one]),
-    ],
+    "sweep", [lambda store, one: store.collect(), lambda store, one: store.remove_sessions([one])]
 )
 def test_what_was_not_sent_to_a_session_that_is_gone_goes_with_the_next_sweep(
     tmp_path: Path, sweep: Callable[..., object]

@@ -153,11 +153,7 @@ def test_a_descriptor_may_hold_the_passphrase(home: Path, run: Run, monkeypatch:
 
 @pure
 def test_the_systems_keyring_opens_them_without_a_question(
-    home: Path,
-    run: Run,
-    system_keyring: MemoryKeyring,
-    passphrase: Give,
-    monkeypatch: pytest.MonkeyPatch,
+    home: Path, run: Run, system_keyring: MemoryKeyring, passphrase: Give, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_talk(home)
     assert run("encrypt", "on", "--keyring")[0] == 0

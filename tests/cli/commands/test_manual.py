@@ -66,11 +66,7 @@ def sessions(home: Path) -> tuple[str, str]:
 def offered(line: str) -> list[str]:
     """Ask as bash does."""
     words = line.split(" ")
-    asked = {
-        "_KVCHAT_COMPLETE": "complete_bash",
-        "COMP_WORDS": line,
-        "COMP_CWORD": str(len(words) - 1),
-    }
+    asked = {"_KVCHAT_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
     # Whatever is offered is offered without them.
     nothing_heavy = "import sys; sys.modules |= dict.fromkeys(('torch', 'transformers', 'textual'));"
     done = run_python(nothing_heavy + COMPLETE, **asked)

@@ -53,9 +53,7 @@ class Case:
         """Return one of the sequences, as a step has it that computes nothing else."""
         moved = span.moved(0)
         return replace(
-            self,
-            query=self.query[span.q_start : span.q_end],
-            args=replace(self.args, spans=[moved]),
+            self, query=self.query[span.q_start : span.q_end], args=replace(self.args, spans=[moved])
         )
 
     def to(self, dtype: torch.dtype) -> "Case":

@@ -289,9 +289,7 @@ def num_blocks_of(start: int, count: int, block_size: int) -> int:
 
 
 def make_step(
-    shape: Shape,
-    kept: Sequence[int] = range(len(TEXTS)),
-    texts: Sequence[tuple[int, int]] = TEXTS,
+    shape: Shape, kept: Sequence[int] = range(len(TEXTS)), texts: Sequence[tuple[int, int]] = TEXTS
 ) -> StepRows:
     """Return a step of some of the texts, each in the blocks and slots that it has among all of them. What is
     behind the second row of a text is kept, where it has more.

@@ -54,10 +54,7 @@ def test_a_gpu_that_is_not_used_is_told_with_what_to_do(
     ],
 )
 def test_kernels_that_are_not_used_are_told_with_the_reason(
-    capability: tuple[int, int],
-    problems: dict[str, str],
-    words: str | None,
-    monkeypatch: pytest.MonkeyPatch,
+    capability: tuple[int, int], problems: dict[str, str], words: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr("kvchat.engine.kernels.triton_support._capability", lambda device: capability)

@@ -27,12 +27,7 @@ from tests.engine.kernels.test_native_attention import REAL, real_shapes
 pytestmark = [pytest.mark.cpu, all_levels]
 
 NAN, INF = float("nan"), float("inf")
-KINDS = {
-    "nan": (slice(None), NAN),
-    "one nan": (3, NAN),
-    "inf": (3, INF),
-    "-inf": (3, -INF),
-}
+KINDS = {"nan": (slice(None), NAN), "one nan": (3, NAN), "inf": (3, INF), "-inf": (3, -INF)}
 all_kinds = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
 sides = pytest.mark.parametrize("side", [0, 1], ids=["key", "value"])
 Kind = tuple[int | slice, float]

@@ -64,11 +64,7 @@ def compile_attention(
     types |= {"tables": "*i32", "softmax_scale": "fp32", "softcap": "fp32"}
     constants = attention.constants(args, group, 64, (dim, dim), is_split)
     return compile_kernel(
-        attention._attend,
-        types,
-        constants,
-        capability=capability,
-        **triton_launcher.options(tiling),
+        attention._attend, types, constants, capability=capability, **triton_launcher.options(tiling)
     )
 
 

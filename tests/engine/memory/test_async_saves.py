@@ -22,14 +22,7 @@ from kvchat.engine.memory.tier_mover import TierMover
 from tests.engine.memory.chains import FINGERPRINT
 from tests.engine.memory.delayed_streams import DelayedStreams
 from tests.engine.memory.fake_disk import FakeDisk
-from tests.engine.memory.test_host_copies import (
-    BLOCK_SIZE,
-    GROUPS,
-    NUM_BLOCKS,
-    fill,
-    make_host,
-    make_pool,
-)
+from tests.engine.memory.test_host_copies import BLOCK_SIZE, GROUPS, NUM_BLOCKS, fill, make_host, make_pool
 from tests.engine.memory.test_tier_mover import WatchedFiles, store_of
 from tests.patience import PATIENCE_S
 

@@ -66,11 +66,7 @@ def _config(kind: str, changes: dict[str, Any]) -> Any:
 
 
 def write_gguf(
-    model: Any,
-    path: Path,
-    kind: str,
-    quantized: GGMLQuantizationType,
-    factors: list[float] | None = None,
+    model: Any, path: Path, kind: str, quantized: GGMLQuantizationType, factors: list[float] | None = None
 ) -> dict[str, torch.Tensor]:
     """Write a model, and return its weights as whoever reads the file must find them, by their names here.
 

@@ -59,8 +59,7 @@ def test_weights_come_in_the_dtype_that_was_asked_for(dtype: str, tiny: TinyMode
 def test_the_dtype_of_the_checkpoint_is_kept(copy: Path) -> None:
     edit_json(copy / "config.json", dtype="bfloat16")
     edit_tensors(
-        copy / WEIGHTS,
-        lambda weights: weights.update({k: v.bfloat16() for k, v in weights.items()}),
+        copy / WEIGHTS, lambda weights: weights.update({k: v.bfloat16() for k, v in weights.items()})
     )
     assert load(copy).dtype == "bfloat16"
 

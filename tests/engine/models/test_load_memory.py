@@ -55,8 +55,7 @@ def test_plain_weights_go_as_soon_as_they_are_packed() -> None:
     first, last = (model.get_submodule(name) for name in ("0", "3"))
     is_last_plain: list[bool] = []
     finalize(
-        first.get_submodule("0"),
-        lambda: is_last_plain.append(type(last.get_submodule("0")) is nn.Linear),
+        first.get_submodule("0"), lambda: is_last_plain.append(type(last.get_submodule("0")) is nn.Linear)
     )
     if pack_linears(model):
         assert is_last_plain == [True]

@@ -294,9 +294,7 @@ def test_many_sessions_that_come_and_go_in_a_small_pool_are_answered_as_by_an_en
     texts += [stage.say(texts[1] + token_ids(25, seed=91))]
     token_bytes = 4 * 2 * 2 * 16 * 4
     engine, reader = stage.stepped(
-        device_bytes=330 * token_bytes,
-        host_bytes=(seed % 2) * 200 * token_bytes,
-        max_batch_tokens=32,
+        device_bytes=330 * token_bytes, host_bytes=(seed % 2) * 200 * token_bytes, max_batch_tokens=32
     )
     rng = random.Random(seed)
     prompts = [rng.choice(texts)[: rng.randrange(20, 160)] + token_ids(4, seed=n) for n in range(14)]

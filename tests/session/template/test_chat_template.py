@@ -7,15 +7,7 @@ import pytest
 from kvchat.errors import ModelUnreadable, UnsupportedModel
 from kvchat.session.template.chat_template import SYSTEM, ChatTemplate, Message
 from kvchat.session.tree import Role
-from tests.tiny_models import (
-    CHATML,
-    DATED,
-    GEMMA,
-    MISTRAL,
-    QWEN_THINKING,
-    TEMPLATES,
-    write_model,
-)
+from tests.tiny_models import CHATML, DATED, GEMMA, MISTRAL, QWEN_THINKING, TEMPLATES, write_model
 
 pytestmark = pytest.mark.pure
 

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tools.starter.schedule import (
-    BATCH_TOKENS,
-    STAGES,
-    TOTAL_TOKENS,
-    setting_at,
-)
+from tools.starter.schedule import BATCH_TOKENS, STAGES, TOTAL_TOKENS, setting_at
 
 pytestmark = pytest.mark.pure
 

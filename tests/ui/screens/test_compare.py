@@ -23,9 +23,7 @@ async def test_answers_are_compared_and_one_is_taken(tmp_path: Path) -> None:
         assert shown.chat.open("Oslo", "main").turns[-1].text == "Seven hours or so."
 
 
-async def test_answers_that_are_all_alike_are_said_to_be_unless_they_were_stopped(
-    tmp_path: Path,
-) -> None:
+async def test_answers_that_are_all_alike_are_said_to_be_unless_they_were_stopped(tmp_path: Path) -> None:
     async with talk_window(tmp_path) as shown:
         shown.chat.variants.answer = "Always this."
         await shown.say("/retry 2")

@@ -59,9 +59,7 @@ async def test_a_message_whose_file_cannot_be_read_comes_back_once(tmp_path: Pat
         await shown.until_sent("look at @notez.txt")
 
 
-async def test_enter_sends_the_beginning_of_a_path_as_it_is_and_tab_attaches(
-    tmp_path: Path,
-) -> None:
+async def test_enter_sends_the_beginning_of_a_path_as_it_is_and_tab_attaches(tmp_path: Path) -> None:
     async with window(tmp_path) as shown:
         await shown.type("what is @n")
         await shown.until_shown("▸ notes.txt")

@@ -135,9 +135,7 @@ class Drawing(App[None]):
 
 
 @pytest.mark.parametrize("state", ["closed", "leaving"])
-async def test_what_is_drawn_while_the_window_closes_is_let_go(
-    state: Literal["closed", "leaving"],
-) -> None:
+async def test_what_is_drawn_while_the_window_closes_is_let_go(state: Literal["closed", "leaving"]) -> None:
     window = Drawing(state)
     await window.draw()
     assert not window.is_running

@@ -38,14 +38,7 @@ from kvchat.cli.output.standard_streams import CLOSED_PIPE
 from kvchat.cli.output.streams import Output, Status
 from kvchat.cli.parser.options import refuse_several
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.errors import (
-    CacheMissed,
-    EngineFailed,
-    KvchatError,
-    PoolExhausted,
-    StorageError,
-    UsageError,
-)
+from kvchat.errors import CacheMissed, EngineFailed, KvchatError, PoolExhausted, StorageError, UsageError
 from kvchat.session.packs import Pack
 from kvchat.session.tree import Finish, SessionId
 from kvchat.text.revision import edit_words

@@ -27,8 +27,7 @@ class AskOptions(TalkOptions):
     pack: PackName = None
     file: Files = None
     edit: Annotated[
-        int | None,
-        Option(help="Replace your Nth message from the end, on a new branch.", metavar="N", min=1),
+        int | None, Option(help="Replace your Nth message from the end, on a new branch.", metavar="N", min=1)
     ] = None
     json: Annotated[bool, Option("--json", help="Print one JSON object at the end.")] = False
     ndjson: Annotated[bool, Option("--ndjson", help="Print one JSON event per line.")] = False
@@ -37,8 +36,7 @@ class AskOptions(TalkOptions):
         int, Option("-n", help="Number of answers, each on its own branch.", metavar="N", min=1, max=8)
     ] = 1
     strict_cache: Annotated[
-        bool,
-        Option("--strict-cache", help="Exit with 7 instead of recomputing what was computed before."),
+        bool, Option("--strict-cache", help="Exit with 7 instead of recomputing what was computed before.")
     ] = False
     when_full: WhenFull = None
     no_stats: Annotated[bool, Option("--no-stats", help="Print no statistics.")] = False

@@ -13,14 +13,7 @@ from kvchat.app.config import STARTER, Settings
 from kvchat.app.model_location import located, with_adapter
 from kvchat.app.open_store import open_store
 from kvchat.cli.output.streams import Status, as_json, tell
-from kvchat.cli.parser.options import (
-    SESSION_HELP,
-    Device,
-    Dtype,
-    HubModel,
-    ListOptions,
-    Weights,
-)
+from kvchat.cli.parser.options import SESSION_HELP, Device, Dtype, HubModel, ListOptions, Weights
 from kvchat.cli.parser.shell_completion import complete_session
 from kvchat.cli.parser.typer_parameters import Argument, Option, option_class
 from kvchat.engine.api.cache_format import canonical_cache_format
@@ -31,13 +24,7 @@ from kvchat.errors import ConfigError, StorageError, UsageError
 from kvchat.session.kv.provenance import answer_starts
 from kvchat.session.tree import answer_positions, path_token_ids
 from kvchat.text.figures import plural, seconds_text
-from kvchat.text.gauge import (
-    figures_of,
-    finite,
-    report_lines,
-    suite_lines,
-    suite_values,
-)
+from kvchat.text.gauge import figures_of, finite, report_lines, suite_lines, suite_values
 
 if TYPE_CHECKING:
     from kvchat.engine.quality.gauge import Gauge
@@ -56,8 +43,7 @@ class GaugeOptions(ListOptions):
         ),
     ] = None
     cache_format: Annotated[
-        list[str] | None,
-        Option(help="Measure this format; may be given several times.", metavar="FORMAT"),
+        list[str] | None, Option(help="Measure this format; may be given several times.", metavar="FORMAT")
     ] = None
     last: Annotated[int, Option(help="Replay the last N tokens of answers.", metavar="N", min=1)] = 128
     keep: Annotated[
@@ -68,8 +54,7 @@ class GaugeOptions(ListOptions):
         str | None, Option(help="Also convert each layer alone to this format.", metavar="FORMAT")
     ] = None
     converted: Annotated[
-        bool,
-        Option("--converted", help="Measure converting what there is, not computing all in a format."),
+        bool, Option("--converted", help="Measure converting what there is, not computing all in a format.")
     ] = False
     branch: Annotated[
         str | None, Option(help="Measure this branch; else the one used last.", metavar="NAME")

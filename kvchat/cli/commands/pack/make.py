@@ -13,13 +13,7 @@ from kvchat.app.retention.session_pins import MOST_KEPT
 from kvchat.app.unlock import alone
 from kvchat.chat.service import Chat
 from kvchat.cli.commands.ask.prompt import piped_stdin, read_prompt
-from kvchat.cli.commands.pack.pack import (
-    PackOnDisk,
-    on_disk_of,
-    pack_store,
-    summary_of,
-    values_of,
-)
+from kvchat.cli.commands.pack.pack import PackOnDisk, on_disk_of, pack_store, summary_of, values_of
 from kvchat.cli.output.engine_wait import wait_until_loaded
 from kvchat.cli.output.logs import start_log
 from kvchat.cli.output.signals import StopRequested, StopSignals

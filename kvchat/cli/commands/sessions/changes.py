@@ -23,10 +23,7 @@ from kvchat.text.fit_text import fitted, one_line
 
 def sessions_to(verb: str) -> Argument:
     return Argument(
-        help=f"Sessions to {verb}.",
-        metavar="SESSION...",
-        needs_value=True,
-        autocompletion=complete_session,
+        help=f"Sessions to {verb}.", metavar="SESSION...", needs_value=True, autocompletion=complete_session
     )
 
 
@@ -39,8 +36,7 @@ class PinOptions(ListOptions):
 class RemoveOptions(ListOptions):
     sessions: Annotated[list[str], sessions_to("remove")]
     branch: Annotated[
-        str | None,
-        Option("--branch", "-b", help="Remove this branch of the session alone.", metavar="NAME"),
+        str | None, Option("--branch", "-b", help="Remove this branch of the session alone.", metavar="NAME")
     ] = None
     yes: Yes = False
 

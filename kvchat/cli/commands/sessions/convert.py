@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 @option_class
 class ConvertOptions(SessionOptions):
     cache_format: Annotated[
-        str,
-        Argument(help="fp8, int8, int4, int2, k=int8,v=int4 …, or exact.", metavar="FORMAT"),
+        str, Argument(help="fp8, int8, int4, int2, k=int8,v=int4 …, or exact.", metavar="FORMAT")
     ]
     last: Annotated[
         int, Option(help="Show the loss on the last N tokens of answers.", metavar="N", min=1)

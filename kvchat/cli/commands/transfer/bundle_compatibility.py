@@ -101,11 +101,7 @@ def _own_fields(settings: Settings, location: ModelLocation) -> Mapping[str, Any
     digests = WeightDigests(settings.paths.cache_dir / _DIGESTS_FILE)
     kept = PreparedCheckpoints(settings.paths.cache_dir / PREPARED_DIR, digests, None)
     checkpoint = find_prepared(
-        location.path,
-        settings.engine.adapter,
-        settings.engine.weights,
-        settings.engine.dtype,
-        kept,
+        location.path, settings.engine.adapter, settings.engine.weights, settings.engine.dtype, kept
     )
     digests.save()
     return {

@@ -43,11 +43,7 @@ class ImportOptions(ListOptions):
     model: Annotated[
         str | None,
         Option(
-            "--model",
-            "-m",
-            help="Use this model, not the one it names.",
-            metavar="MODEL",
-            needs_value=True,
+            "--model", "-m", help="Use this model, not the one it names.", metavar="MODEL", needs_value=True
         ),
     ] = None
     dtype: Dtype = None

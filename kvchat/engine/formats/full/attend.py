@@ -112,9 +112,7 @@ class ViewMetadataBuilder(FullMetadataBuilder, ABC):
         at = torch.from_numpy(step.positions).to(step.device)
         parts = [table[own // size] for table, own in zip(tables, at.split(lens), strict=True)]
         return AttentionMetadata(
-            slots=torch.cat(parts) * size + at % size,
-            spans=spans,
-            prepared=prepare(spans, lambda _: 0),
+            slots=torch.cat(parts) * size + at % size, spans=spans, prepared=prepare(spans, lambda _: 0)
         )
 
     @abstractmethod

@@ -100,10 +100,6 @@ def quantized_layer(spec: CacheSpec, form: SideFormat, block_size: int) -> Store
     return StoredLayer(
         ResidualSpec(**heads, dtype=spec.dtype, block_size=block_size),
         QuantizedSpec(
-            **heads,
-            dtype="U8",
-            key_code=Code(form.key),
-            value_code=Code(form.value),
-            block_size=block_size,
+            **heads, dtype="U8", key_code=Code(form.key), value_code=Code(form.value), block_size=block_size
         ),
     )

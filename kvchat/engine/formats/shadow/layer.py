@@ -360,10 +360,7 @@ class ShadowLayer:
         attended_len = num_chunks * self.settings.chunk_size + self.tail_len
         self._check_sight(attended_len, choice.num_chosen)
         return ShadowStep(
-            out=seen.out,
-            attended_len=attended_len,
-            num_wanted=seen.chosen.numel(),
-            num_fetched=seen.num_new,
+            out=seen.out, attended_len=attended_len, num_wanted=seen.chosen.numel(), num_fetched=seen.num_new
         )
 
     @property

@@ -72,11 +72,7 @@ class Shadows:
     """
 
     def __init__(
-        self,
-        view: View,
-        rotaries: Mapping[int, Rotary],
-        limit_bytes: int,
-        streams: Streams | None = None,
+        self, view: View, rotaries: Mapping[int, Rotary], limit_bytes: int, streams: Streams | None = None
     ) -> None:
         self.view = view
         self.limit_bytes = limit_bytes
@@ -185,10 +181,7 @@ class Shadows:
         layers = self._prompts[prompt.name].layers
         if layer not in layers:
             settings = settings_for(
-                self.view,
-                prompt.num_tokens,
-                is_sourced=is_sourced,
-                is_remote=self.remote is not None,
+                self.view, prompt.num_tokens, is_sourced=is_sourced, is_remote=self.remote is not None
             )
             keys, values = read(0, prompt.num_tokens)
             layers[layer] = ShadowLayer.of_prompt(

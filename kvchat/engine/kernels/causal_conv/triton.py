@@ -94,9 +94,7 @@ def _convolve(
         inputs = tl.load(x + at * x_t + c, mask=there & (at >= 0) & (at < num_tokens), other=0.0)
         if NUM_KEPT > 0:
             inputs = tl.where(
-                at < 0,
-                tl.load(past + c * NUM_KEPT + NUM_KEPT + at, mask=there & (at < 0), other=0.0),
-                inputs,
+                at < 0, tl.load(past + c * NUM_KEPT + NUM_KEPT + at, mask=there & (at < 0), other=0.0), inputs
             )
         factors = tl.load(weight + c * NUM_TAPS + tap, mask=there, other=0.0).to(tl.float32)
         sums = tl.fma(inputs.to(tl.float32), factors, sums)

@@ -41,11 +41,7 @@ def quantize_blocks(k_pool: Tensor, v_pool: Tensor, quantized: QuantizedPool, st
 
 
 def quantized_attention(
-    query: Tensor,
-    pools: KVPair,
-    quantized: QuantizedPool,
-    args: AttentionArgs,
-    step: QuantizedStep,
+    query: Tensor, pools: KVPair, quantized: QuantizedPool, args: AttentionArgs, step: QuantizedStep
 ) -> Tensor:
     """Return what the reference returns; see there for arguments."""
     if debugs():
@@ -76,11 +72,7 @@ def _check(pool: Tensor, quantized: QuantizedPool, args: AttentionArgs, step: Qu
 
 
 def _plain(
-    query: Tensor,
-    pools: KVPair,
-    quantized: QuantizedPool,
-    args: AttentionArgs,
-    step: QuantizedStep,
+    query: Tensor, pools: KVPair, quantized: QuantizedPool, args: AttentionArgs, step: QuantizedStep
 ) -> Tensor:
     if step.tables is not None:
         return torch_capturable.quantized_attention(query, pools, quantized, args, step.tables)

@@ -25,11 +25,7 @@ def quantize_blocks(k_pool: Tensor, v_pool: Tensor, quantized: QuantizedPool, st
 
 
 def quantized_attention(
-    query: Tensor,
-    pools: KVPair,
-    quantized: QuantizedPool,
-    args: AttentionArgs,
-    blocks: Sequence[Tensor],
+    query: Tensor, pools: KVPair, quantized: QuantizedPool, args: AttentionArgs, blocks: Sequence[Tensor]
 ) -> Tensor:
     """Return attention of each query over its sequence's keys and values, its own included.
 

@@ -19,11 +19,7 @@ from kvchat.engine.kernels.quantized_record import num_quantized
 
 
 def quantized_attention(
-    query: Tensor,
-    pools: KVPair,
-    quantized: QuantizedPool,
-    args: AttentionArgs,
-    blocks: Sequence[Tensor],
+    query: Tensor, pools: KVPair, quantized: QuantizedPool, args: AttentionArgs, blocks: Sequence[Tensor]
 ) -> Tensor:
     """Return what the reference returns; see there for arguments."""
     out = query.new_empty(query.shape[0], query.shape[1], pools.values.shape[3])

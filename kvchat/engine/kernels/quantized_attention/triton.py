@@ -46,11 +46,7 @@ def decode_tiling(group: int, head_dim: int, element_size: int) -> Tiling:
     max_registers = None if head_dim in (64, 128) else MOST_REGISTERS
     # A second stage, in which codes wait in shared memory, costs up to two thirds of the speed on an H200.
     return Tiling(
-        block_m=rows,
-        block_n=32,
-        num_warps=8 if rows > 32 else 4,
-        num_stages=1,
-        max_registers=max_registers,
+        block_m=rows, block_n=32, num_warps=8 if rows > 32 else 4, num_stages=1, max_registers=max_registers
     )
 
 
@@ -72,11 +68,7 @@ def _wide_tiling(rows: int) -> Tiling:
 
 
 def quantized_attention(
-    query: Tensor,
-    pools: KVPair,
-    quantized: QuantizedPool,
-    args: AttentionArgs,
-    step: QuantizedStep,
+    query: Tensor, pools: KVPair, quantized: QuantizedPool, args: AttentionArgs, step: QuantizedStep
 ) -> Tensor:
     """Return what the reference returns; see there for arguments.
 

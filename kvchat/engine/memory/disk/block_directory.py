@@ -43,11 +43,7 @@ class BlockDirectory:
     """
 
     def __init__(
-        self,
-        cache_dir: Path,
-        files: SystemFiles,
-        clock: Callable[[], float],
-        encryption: BlockEncryption,
+        self, cache_dir: Path, files: SystemFiles, clock: Callable[[], float], encryption: BlockEncryption
     ) -> None:
         """Open the directory and settle what a crash has left.
 
@@ -207,11 +203,7 @@ class BlockDirectory:
 
     @contextmanager
     def room_for(
-        self,
-        due: Sequence[FileIdentity],
-        sources: Sources,
-        limit_bytes: int | None,
-        elsewhere_bytes: int,
+        self, due: Sequence[FileIdentity], sources: Sources, limit_bytes: int | None, elsewhere_bytes: int
     ) -> Iterator[None]:
         """Reserve space for blocks written inside, and pin what they are made from; see `DiskEviction`."""
         blocks = [self._planned(identity, file_bytes(identity)) for identity in due]

@@ -320,14 +320,7 @@ def parse_header(path: Path, encryption: BlockEncryption) -> FoundBlock:
         raise BlockMissing(f"The block file {path} is gone.") from error
     except OSError as error:
         raise _unread(path, "read", error) from error
-    except (
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-        struct.error,
-    ) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, struct.error) as error:
         raise BlockDamaged(f"The block file {path} is damaged: {error}.") from error
     return found
 

@@ -51,10 +51,7 @@ def open_store(
 
 
 def open_saver(
-    pool: DevicePool,
-    store: DiskStore | None,
-    manager: CacheManager,
-    transport: SaveTransport | None = None,
+    pool: DevicePool, store: DiskStore | None, manager: CacheManager, transport: SaveTransport | None = None
 ) -> Saver | None:
     """Start the thread that writes into a store; None without one."""
     if store is None:

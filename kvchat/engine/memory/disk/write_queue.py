@@ -50,13 +50,7 @@ class BlockWriteQueue:
     each core waits for the slowest. So the thread can be told to step aside.
     """
 
-    def __init__(
-        self,
-        store: DiskStore,
-        *,
-        max_bytes: int,
-        first_pause_s: float = FIRST_PAUSE_S,
-    ) -> None:
+    def __init__(self, store: DiskStore, *, max_bytes: int, first_pause_s: float = FIRST_PAUSE_S) -> None:
         """Start the thread.
 
         Args:

@@ -47,8 +47,5 @@ class DiskBudget:
             return
         limit_bytes = blocks_limit(self.disk_bytes, self.cache_dir) or 0
         num_bytes += num_bytes // 256 + _HEAD_BYTES
-        with (
-            suppress(StorageError),
-            closing(CacheAdmin(self.cache_dir, encryptor=self.encryptor)) as admin,
-        ):
+        with suppress(StorageError), closing(CacheAdmin(self.cache_dir, encryptor=self.encryptor)) as admin:
             admin.shrink(max(0, limit_bytes - num_bytes))

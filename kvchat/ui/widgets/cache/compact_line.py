@@ -70,11 +70,7 @@ def _device_runs(snapshot: CacheSnapshot, room: int) -> Row:
     width = min(_MOST_BAR, room - len("device ") - len(value))
     if width < _LEAST_BAR:
         width, value = room - len("device "), ""
-    parts = (
-        (Look.SHARED, shared),
-        (Look.OWN, device.used_bytes - shared),
-        (Look.KEPT, device.cached_bytes),
-    )
+    parts = ((Look.SHARED, shared), (Look.OWN, device.used_bytes - shared), (Look.KEPT, device.cached_bytes))
     held = bar_runs(parts, max(1, total // width))
     free = MARKS[Look.FREE] * (width - len(row_text(held)))
     return ("device ", Look.LABEL), *held, (free, Look.FREE), (value, Look.VALUE)

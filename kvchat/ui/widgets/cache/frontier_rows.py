@@ -67,10 +67,7 @@ def _bottom(width: int, most_bytes: float) -> tuple[Row, Row]:
             axis[at] = "┴"
             numbers[start : start + len(text)] = text
     numbers[-len(name) :] = name
-    return (
-        ((" " * (_MARGIN - 1) + "└" + "".join(axis), Look.FAINT),),
-        (("".join(numbers), Look.FAINT),),
-    )
+    return (((" " * (_MARGIN - 1) + "└" + "".join(axis), Look.FAINT),), (("".join(numbers), Look.FAINT),))
 
 
 class _Plot:

@@ -109,20 +109,10 @@ def test_the_window_measures_in_a_process_of_its_own_and_gets_the_figures_of_the
 
 def test_an_endless_loss_comes_back_from_json_as_one() -> None:
     loss = Loss(
-        num_tokens=3,
-        agreement=0.5,
-        divergence=inf,
-        worst_divergence=inf,
-        perplexity_ratio=inf,
-        recall=None,
+        num_tokens=3, agreement=0.5, divergence=inf, worst_divergence=inf, perplexity_ratio=inf, recall=None
     )
     one = FormatLoss(
-        cache_format="int2",
-        num_bytes=5,
-        token_bytes=1.0,
-        loss=loss,
-        is_converted=False,
-        seconds=0.1,
+        cache_format="int2", num_bytes=5, token_bytes=1.0, loss=loss, is_converted=False, seconds=0.1
     )
     report = GaugeReport(
         model="m", num_tokens=9, num_replayed=3, exact_bytes=9, exact_token_bytes=2.0, formats=(one,)

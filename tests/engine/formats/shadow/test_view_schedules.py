@@ -9,19 +9,10 @@ from kvchat.engine.api.namespace import Namespace
 from kvchat.engine.api.view import View, parse_view
 from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.groups_in_format import stored_groups
-from kvchat.engine.formats.shadow.settings import (
-    GAIN_FACTOR,
-    least_prompt,
-    settings_for,
-)
+from kvchat.engine.formats.shadow.settings import GAIN_FACTOR, least_prompt, settings_for
 from kvchat.engine.formats.shadow.spec import ShadowSpec
 from kvchat.engine.formats.spec import Group, group_layers
-from kvchat.engine.formats.view_schedule import (
-    ViewSchedule,
-    ViewSchedules,
-    schedule_over,
-    shadow_points,
-)
+from kvchat.engine.formats.view_schedule import ViewSchedule, ViewSchedules, schedule_over, shadow_points
 from kvchat.errors import ConfigError
 from tests.engine.formats.test_groups_in_format import SLIDING, group_of
 

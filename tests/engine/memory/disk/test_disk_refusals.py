@@ -12,15 +12,7 @@ from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 from kvchat.engine.memory.disk.io import Identity
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.errors import BlockDamaged, BlockMissing, StorageError
-from tests.engine.memory.chains import (
-    FULL,
-    Block,
-    chain,
-    check_totals,
-    open_store,
-    read,
-    write_all,
-)
+from tests.engine.memory.chains import FULL, Block, chain, check_totals, open_store, read, write_all
 from tests.engine.memory.disk.failing_files import FailingFiles
 
 pytestmark = pytest.mark.pure

@@ -9,10 +9,7 @@ import pytest
 from kvchat.engine.api.ids import BlockKey
 from kvchat.engine.cache.eviction import Eviction
 from kvchat.engine.memory.disk.store import DiskStore
-from tests.engine.memory.chains import (
-    FINGERPRINT,
-    open_store,
-)
+from tests.engine.memory.chains import FINGERPRINT, open_store
 from tests.engine.memory.disk.small_disk import HastyFiles, MakeDisk, conversation, file_bytes
 
 pytestmark = pytest.mark.pure

@@ -13,13 +13,7 @@ from hypothesis import strategies as st
 
 from kvchat.engine.api.ids import BlockKey, GroupId
 from kvchat.engine.cache.eviction import Eviction
-from tests.engine.memory.chains import (
-    FULL,
-    SLIDING,
-    TREE,
-    Block,
-    block_behind,
-)
+from tests.engine.memory.chains import FULL, SLIDING, TREE, Block, block_behind
 from tests.engine.memory.disk.small_disk import Disk
 
 pytestmark = pytest.mark.pure

@@ -5,13 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.memory.chains import (
-    FULL,
-    SLIDING,
-    block_behind,
-    open_store,
-    write_all,
-)
+from tests.engine.memory.chains import FULL, SLIDING, block_behind, open_store, write_all
 from tests.engine.memory.disk.small_disk import MakeDisk, conversation
 
 pytestmark = pytest.mark.pure
@@ -43,8 +37,7 @@ def test_where_there_is_no_room_it_is_said_what_damaged_blocks_hold_and_how_they
 
 
 def test_what_another_process_wrote_meanwhile_is_refused_no_longer_nor_what_is_behind_it(
-    tmp_path: Path,
-    make_disk: MakeDisk,
+    tmp_path: Path, make_disk: MakeDisk
 ) -> None:
     disk = make_disk(10)
     for _ in range(2):

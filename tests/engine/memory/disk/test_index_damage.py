@@ -14,14 +14,7 @@ import pytest
 from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 from kvchat.engine.memory.disk.store import DiskStore
 from tests.damage import flipped
-from tests.engine.memory.chains import (
-    SLIDING,
-    chain,
-    open_store,
-    put_blocks,
-    read_if_whole,
-    write_all,
-)
+from tests.engine.memory.chains import SLIDING, chain, open_store, put_blocks, read_if_whole, write_all
 
 pytestmark = pytest.mark.pure
 

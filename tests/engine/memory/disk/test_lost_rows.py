@@ -6,16 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.engine.memory.disk.store import DiskStore
-from tests.engine.memory.chains import (
-    FULL,
-    SLIDING,
-    chain,
-    lose_row,
-    open_store,
-    path_of,
-    read,
-    write_all,
-)
+from tests.engine.memory.chains import FULL, SLIDING, chain, lose_row, open_store, path_of, read, write_all
 
 pytestmark = pytest.mark.pure
 

@@ -13,16 +13,7 @@ from kvchat.engine.memory.disk.index_rebuild import LOOK_AGAIN_S
 from kvchat.engine.memory.disk.io import SystemFiles
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.errors import BlockDamaged, StorageError
-from tests.engine.memory.chains import (
-    BLOCK_SIZE,
-    FULL,
-    chain,
-    lose_row,
-    open_store,
-    path_of,
-    read,
-    write_all,
-)
+from tests.engine.memory.chains import BLOCK_SIZE, FULL, chain, lose_row, open_store, path_of, read, write_all
 from tests.hand_clock import HandClock
 
 pytestmark = pytest.mark.pure

@@ -41,10 +41,7 @@ class Target:
         self._halves = [(ctypes.c_char * half)(), (ctypes.c_char * (NUM_BYTES - half))()]
         addresses = [ctypes.addressof(part) for part in self._halves]
         self.places = ReadTargets(
-            starts=(addresses[0], addresses[1]),
-            strides=(0, 0),
-            sizes=(half, NUM_BYTES - half),
-            num_layers=1,
+            starts=(addresses[0], addresses[1]), strides=(0, 0), sizes=(half, NUM_BYTES - half), num_layers=1
         )
 
     @property
