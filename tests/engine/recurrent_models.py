@@ -25,6 +25,18 @@ _ATTENTION = {
     "max_position_embeddings": 2048,
 }
 _HEADS = _ATTENTION | {"head_dim": 16}
+_INKLING = _HEADS | {
+    "num_hidden_layers": 3,
+    "swa_num_attention_heads": 4,
+    "swa_num_key_value_heads": 2,
+    "swa_head_dim": 16,
+    "sliding_window_size": 24,
+    "rel_extent": 48,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "layer_types": ["hybrid_sliding", "hybrid", "hybrid_sliding"],
+}
 _OF_STATES = {
     **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), 4),
     **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "mamba_d_head", "mamba_d_state"), 16),
@@ -92,23 +104,23 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "Lfm2": ("lfm2", _ATTENTION | {"layer_types": ["conv", "full_attention"] * 2}),
-    "Inkling": (
-        "inkling_text",
+    "FalconH1": (
+        "falcon_h1",
         _HEADS
         | {
             "num_hidden_layers": 3,
-            "swa_num_attention_heads": 4,
-            "swa_num_key_value_heads": 2,
-            "swa_head_dim": 16,
-            "sliding_window_size": 24,
-            "rel_extent": 48,
-            "n_routed_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 32,
-            "layer_types": ["hybrid_sliding", "hybrid", "hybrid_sliding"],
-            "n_shared_experts": 1,
-            "logits_mup_width_multiplier": 1.0,
+            "mamba_d_state": 16,
+            "mamba_d_head": 16,
+            "mamba_n_heads": 8,
+            "mamba_n_groups": 1,
+            "mamba_d_ssm": 128,
         },
+    ),
+    "Inkling": ("inkling_text", _INKLING | {"n_shared_experts": 1, "logits_mup_width_multiplier": 1.0}),
+    "Inkling2": (
+        "inkling2_text",
+        {name: value for name, value in _INKLING.items() if name != "intermediate_size"}
+        | {"unpadded_vocab_size": VOCAB_SIZE, "log_scaling_n_floor": 64},
     ),
     "xLSTM": ("xlstm", {"hidden_size": 128, "num_hidden_layers": 4, "num_blocks": 4, "num_heads": 8}),
 }
