@@ -98,19 +98,10 @@ class Runner:
         self.note(batch)
         if self._short is not None and self._short.takes(batch):
             return self._short.logits(batch)
-        chunks = batch.chunks
-        positions = np.concatenate([np.arange(chunk.start, chunk.end) for chunk in chunks])
-        token_ids = [token for chunk in chunks for token in chunk.token_ids]
-        step = Step(chunks=chunks, positions=positions, tables=self._tables, device=self._device)
-        row = InputBatch(
-            token_ids=torch.tensor(token_ids, device=self._device),
-            positions=torch.from_numpy(positions).to(self._device),
-            groups={builder.group.id: builder.build(step) for builder in self._builders},
-            sampling=torch.tensor(_sampling_rows(chunks), dtype=torch.long, device=self._device),
-        )
+        row = input_batch(batch.chunks, self._tables, self._builders, self._device)
         logits = self._forward.logits(row).float()
         for builder in self._builders:
-            builder.finish(chunks, row.groups[builder.group.id])
+            builder.finish(batch.chunks, row.groups[builder.group.id])
         return logits
 
     @torch.inference_mode()
@@ -152,10 +143,24 @@ class Runner:
         table[change.start : end] = torch.tensor(change.block_ids, device=self._device)
 
 
-def _sampling_rows(chunks: Sequence[Chunk]) -> list[int]:
-    rows: list[int] = []
+def input_batch(
+    chunks: Sequence[Chunk],
+    tables: Mapping[tuple[SequenceId, GroupId], Tensor],
+    builders: Sequence[FullMetadataBuilder],
+    device: torch.device,
+) -> InputBatch:
+    """Return the tokens of chunks in one row, placed by block tables as in `Step`."""
+    positions = np.concatenate([np.arange(chunk.start, chunk.end) for chunk in chunks])
+    token_ids = [token for chunk in chunks for token in chunk.token_ids]
+    step = Step(chunks=chunks, positions=positions, tables=tables, device=device)
+    sampling: list[int] = []
     end = 0
     for chunk in chunks:
-        end += chunk.end - chunk.start
-        rows += range(end - chunk.num_rows, end)
-    return rows
+        end += len(chunk.token_ids)
+        sampling += range(end - chunk.num_rows, end)
+    return InputBatch(
+        token_ids=torch.tensor(token_ids, device=device),
+        positions=torch.from_numpy(positions).to(device),
+        groups={builder.group.id: builder.build(step) for builder in builders},
+        sampling=torch.tensor(sampling, dtype=torch.long, device=device),
+    )
