@@ -20,13 +20,7 @@ from kvchat.engine.formats.spec import Group
 from kvchat.engine.forward.model_pass import PackedPass
 from kvchat.engine.forward.runner import InputBatch, input_batch
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.models.probing.decoder_structure import (
-    Decoder,
-    Unmatched,
-    mixer_of,
-    mixes,
-    router_and_experts,
-)
+from kvchat.engine.models.probing.decoder_structure import Decoder, Unmatched, mixer_of, router_and_experts
 from kvchat.engine.models.state_layers import StatePast, attach_states
 from kvchat.engine.sequences.batch_plan import Chunk
 
@@ -153,7 +147,8 @@ def watch(
             hooks.callback(layer.register_forward_hook(after).remove)
         logits = own.logits(row)
     seen.states = {number: states_of(pool, number) for number in keeping}
-    is_whole = len(seen.calls) + len(keeping) == sum(map(mixes, decoder.layers))
+    num_mixers = sum(mixer_of(layer) is not None for layer in decoder.layers)
+    is_whole = len(seen.calls) + len(keeping) == num_mixers
     is_whole &= len(seen.inputs) == len(seen.outputs) == len(decoder.layers)
     if not is_whole or not all(map(torch.equal, seen.inputs[1:], seen.outputs)):
         raise Unmatched("its layers do not run one after the other, or something stands between them")

@@ -189,9 +189,9 @@ def test_a_choice_is_of_one_shape_type_and_version(tiny: TinyModels, monkeypatch
     names = set()
     for changes, dtype in (({}, "float32"), ({}, "bfloat16"), ({"intermediate_size": 96}, "float32")):
         candidate = load(tiny("llama", **changes), dtype)
-        names.add(fingerprint_of(walk_through(candidate.loaded, candidate.served), CPU))
-    walk = walk_through(candidate.loaded, candidate.served)
-    names.add(fingerprint_of(walk, torch.device("mps")))
+        forward, _ = steps_of(candidate)
+        names.add(fingerprint_of(forward, CPU))
+    names.add(fingerprint_of(forward, torch.device("mps")))
     monkeypatch.setattr("kvchat.engine.forward.compile_choice.version", lambda package: "0")
-    names.add(fingerprint_of(walk, CPU))
+    names.add(fingerprint_of(forward, CPU))
     assert len(names) == 5

@@ -174,23 +174,12 @@ def match_layer(
     return matched
 
 
-def mixes(layer: Any) -> bool:
-    """Whether a layer lets tokens see those before them.
+def mixer_of(layer: Any) -> Any:
+    """Return what lets the tokens of a layer see those before them, None where nothing does.
 
-    Raises: Unmatched: it is of another structure.
+    Raises: Unmatched: the layer is of another structure.
     """
-    return _halves(layer)[0] is not None
-
-
-def mixer_of(layer: Any) -> nn.Module:
-    """Return what lets the tokens of a layer see those before them.
-
-    Raises: Unmatched: there is nothing, or it is unknown.
-    """
-    mixer, _ = _halves(layer)
-    if mixer is None:
-        raise Unmatched("its layers have other parts")
-    return mixer
+    return _halves(layer)[0]
 
 
 def _halves(layer: Any) -> tuple[nn.Module | None, nn.Module | None]:
@@ -262,7 +251,7 @@ def _norm_names(layer: Any) -> dict[str, str]:
     """Return the names of a layer's norms, each with what it stands before or after."""
     own = _child_names(layer)
     if own == _ONE_HALF:
-        return {"norm": "before_attention" if mixes(layer) else "before_mlp"}
+        return {"norm": "before_mlp" if mixer_of(layer) is None else "before_attention"}
     own -= {*_MIXERS, *_MLPS, _BESIDE_MLP}
     names = next((names for names in NORM_NAMES if own == set(names)), None)
     if names is None:
@@ -283,7 +272,7 @@ def _mlp(mlp: Any, before: Norm, after: Norm | None) -> Mlp:
 
 def unturned_key(layer: Any, given: Tensor, key: Tensor) -> Tensor:
     """Return the keys [.., H_kv, D] of a layer that attends, of what it is given, before they are turned."""
-    attention: Any = mixer_of(layer)
+    attention = mixer_of(layer)
     before = next(name for name, place in _norm_names(layer).items() if place == "before_attention")
     projected: Tensor = attention.k_proj(getattr(layer, before)(given)).view(key.shape)
     _, norm = _head_norms(attention)
