@@ -8,7 +8,7 @@ import torch
 
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.forward.compile_choice import choose, fingerprint_of
-from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeGraphRunner
+from kvchat.engine.forward.decode_graphs import DecodeGraphRunner, compute_anew
 from kvchat.engine.forward.layerwise_check import walk_through, walking_pass
 from kvchat.engine.forward.layerwise_pass import LayerwisePass
 from kvchat.engine.memory.device_pool import DevicePool
@@ -105,7 +105,7 @@ def steps_of(candidate: Candidate) -> tuple[LayerwisePass, DecodeGraphRunner]:
         layer.values.zero_()
     forward, _ = walking_pass(candidate.loaded, candidate.served, pool)
     assert isinstance(forward, LayerwisePass)
-    return forward, DecodeGraphRunner(forward, groups, limits_of(groups, pool, 128), ComputesAnew(), (2,))
+    return forward, DecodeGraphRunner(forward, groups, limits_of(groups, pool, 128), compute_anew, (2,))
 
 
 @pytest.mark.filterwarnings("ignore")
