@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.forward.layerwise_pass import Compile, LayerwisePass
+from kvchat.engine.forward.self_check import logits_tolerance
 from kvchat.engine.forward.self_check_cache import SelfCheckCache
 
 FILE_NAME = "compiled-layers"
 LEAST_GAIN = 1.03
 """A compiled step must be so many times as fast: less is within what timings err by."""
-TOLERANCE = {torch.float32: 1e-3}
-COARSE_TOLERANCE = 0.1
 PACKAGES = ("torch", "triton", "kvchat")
 _GAIN = "gain"
 
@@ -63,7 +62,7 @@ def measured_gain(forward: LayerwisePass, time_step: TimeStep, compile: Compile)
         forward.use(compile)
         compiled_s, found = time_step()
         distance = float((found - wanted).norm() / wanted.norm().clamp_min(1e-6))
-        if not distance <= TOLERANCE.get(forward.dtype, COARSE_TOLERANCE):
+        if not distance <= logits_tolerance(forward.dtype):
             raise RuntimeError(f"compiled layers give other logits ({distance:.2g} of their size away)")
     except torch.AcceleratorError:
         raise

@@ -16,7 +16,6 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from inspect import signature
 from typing import Any
 
 import torch
@@ -36,6 +35,7 @@ from kvchat.engine.forward.layer_samples import (
 )
 from kvchat.engine.forward.model_route import ModelPlan, Route
 from kvchat.engine.forward.runner import ForwardPass, InputBatch
+from kvchat.engine.forward.self_check import logits_tolerance
 from kvchat.engine.forward.self_check_cache import SelfCheckCache, name_of
 from kvchat.engine.kernels.decoder_layers.args import DecoderLayer
 from kvchat.engine.kernels.native.library import library, why_not
@@ -48,6 +48,7 @@ from kvchat.engine.models.probing.decoder_structure import (
     match_decoder,
     match_layer,
     mixer_of,
+    rotary_options,
     unturned_key,
 )
 from kvchat.engine.models.probing.first_layers import (
@@ -71,8 +72,6 @@ UNTURNED = 0.01
 """Keys no farther from their projection were not turned."""
 UNDECIDED = 0.05
 """Experts whose logits lie closer may change places in 16 bits: of the spread of all of a row."""
-LOGITS_TOLERANCE = 1e-3
-COARSE_LOGITS_TOLERANCE = 0.1
 
 
 def fusion_of(loaded: LoadedModel, served: ModelPlan, checks: SelfCheckCache | None = None) -> Fusion | str:
@@ -138,7 +137,8 @@ def fuse(loaded: LoadedModel, groups: Sequence[Group], checks: SelfCheckCache | 
     sample = take_sample(loaded, groups)
     may_round = require_everywhere(loaded, sample, _require_all)
     checks.keep(_rounding(groups, loaded), may_round)
-    checks.keep(name, sample.fusion.unturned)
+    layers = enumerate(sample.fusion.layers)
+    checks.keep(name, [number for number, layer in layers if layer.rope is None])
     return replace(sample.fusion, may_round=may_round)
 
 
@@ -179,7 +179,7 @@ def _recalled(loaded: LoadedModel, groups: Sequence[Group], unturned: Collection
     decoder, row, pool = match_decoder(module), sample_row(groups, module), scratch(groups)
     with without_products(module):
         seen, _ = watch(module, decoder, pool, row)
-    return _matched(decoder, pool, seen, row, loaded.max_context).without_rope(unturned)
+    return _matched(decoder, pool, seen, row, loaded.max_context, unturned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,9 +211,7 @@ def take_sample(loaded: LoadedModel, groups: Sequence[Group]) -> FusionSample:
     pool = scratch(groups, module.device)
     row = sample_row(groups, module)
     seen, logits = watch(module, decoder, pool, row)
-    fusion = _matched(decoder, pool, seen, row, loaded.max_context)
-    unturned = _unturned_layers(decoder, seen)
-    return FusionSample(groups, fusion.without_rope(unturned), row, seen, logits)
+    return FusionSample(groups, _matched(decoder, pool, seen, row, loaded.max_context), row, seen, logits)
 
 
 def _require_all(sample: FusionSample) -> bool:
@@ -245,8 +243,20 @@ def _spec_of(pool: DevicePool, layer: int) -> CacheSpec | None:
 
 
 def _matched(
-    decoder: Decoder, pool: DevicePool, seen: SampledLayer, row: InputBatch, max_context: int
+    decoder: Decoder,
+    pool: DevicePool,
+    seen: SampledLayer,
+    row: InputBatch,
+    max_context: int,
+    unturned: Collection[int] | None = None,
 ) -> Fusion:
+    """Return a model's layers as they are matched.
+
+    Args:
+        unturned: layers that ignore the rotary embedding that they are given; None: those whose keys are as
+            projected. What they add tells too little: beside a large sum it is within the tolerance of 16
+            bits either way.
+    """
     ropes: list[tuple[Tensor, Tensor]] = []
     layers: list[DecoderLayer] = []
     for number, layer in enumerate(decoder.layers):
@@ -256,7 +266,11 @@ def _matched(
             ropes += [embeddings] if rope == len(ropes) else []
         elif decoder.rotary is not None:
             raise Unmatched("its layers are given no rotary embedding")
-        layers.append(match_layer(layer, seen.calls.get(number), _spec_of(pool, number), rope))
+        matched = match_layer(layer, seen.calls.get(number), _spec_of(pool, number), rope)
+        is_unturned = unturned is not None and number in unturned
+        if unturned is None and matched.rope is not None:
+            is_unturned = _is_projected(layer, seen.inputs[number], seen.keys[number])
+        layers.append(replace(matched, rope=None) if is_unturned else matched)
     rotaries = [_rotary(decoder, known, row.positions[None]) for known in ropes]
     return Fusion(decoder, layers, rotaries, max_context, _factor(decoder, seen, row))
 
@@ -269,11 +283,9 @@ def _rotary(decoder: Decoder, known: tuple[Tensor, Tensor], positions: Tensor) -
     """Return the call of a model's rotary embedding that gave what a layer was given."""
     module = decoder.rotary
     assert module is not None
-    plain = partial(module, torch.empty(1, dtype=known[0].dtype, device=positions.device))
-    calls = [plain]
-    if "layer_type" in signature(getattr(module, "forward", module)).parameters:
-        calls = [partial(plain, layer_type=kind) for kind in decoder.layer_types]
-    for call in calls:
+    x = torch.empty(1, dtype=known[0].dtype, device=positions.device)
+    for options in rotary_options(module):
+        call = partial(module, x, **options)
         if _is_same(call(positions), known):
             return call
     raise Unmatched("its rotary embedding is called in another way")
@@ -288,18 +300,6 @@ def _factor(decoder: Decoder, seen: SampledLayer, row: InputBatch) -> float:
     if not (embedded * factor - given).norm() <= 0.01 * given.norm():
         raise Unmatched("its first layer is given something else")
     return factor
-
-
-def _unturned_layers(decoder: Decoder, seen: SampledLayer) -> list[int]:
-    """Return the layers that ignore the rotary embedding that they are given: their keys are as projected.
-
-    What they add tells too little: beside a large sum it is within the tolerance of 16 bits either way.
-    """
-    return [
-        number
-        for number, key in sorted(seen.keys.items() if decoder.rotary is not None else ())
-        if _is_projected(decoder.layers[number], seen.inputs[number], key)
-    ]
 
 
 def _is_projected(layer: Any, given: Tensor, key: Tensor) -> bool:
@@ -382,10 +382,9 @@ def float_layers(
 def require_logits(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
     """Hold logits to the model's own, which computes in `dtype`."""
     wanted = wanted.float()
-    distance = (found.float() - wanted).norm(dim=1) / wanted.norm(dim=1).clamp_min(1e-6)
-    tolerance = LOGITS_TOLERANCE if dtype == torch.float32 else COARSE_LOGITS_TOLERANCE
-    if not float(distance.median()) <= tolerance:
-        raise Unmatched(f"its logits are others ({float(distance.median()):.2g} of their size away)")
+    distances = (found.float() - wanted).norm(dim=1) / wanted.norm(dim=1).clamp_min(1e-6)
+    if not (distance := float(distances.median())) <= logits_tolerance(dtype):
+        raise Unmatched(f"its logits are others ({distance:.2g} of their size away)")
 
 
 def require_near(

@@ -12,7 +12,7 @@ short: fused layers know neither.
 Dimensions: T rows, R sampling rows, V vocabulary, P block size.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -112,19 +112,6 @@ class Fusion:
         """Return the first layer of each kind: of other parts, other sizes, or another reach."""
         kinds = [layer.kind for layer in self.layers]
         return [number for number, kind in enumerate(kinds) if kinds.index(kind) == number]
-
-    @property
-    def unturned(self) -> list[int]:
-        """The layers that turn neither queries nor keys."""
-        return [number for number, layer in enumerate(self.layers) if layer.rope is None]
-
-    def without_rope(self, numbers: Collection[int]) -> "Fusion":
-        """Return the same with layers that turn neither queries nor keys."""
-        layers = [
-            replace(layer, rope=None) if number in numbers else layer
-            for number, layer in enumerate(self.layers)
-        ]
-        return replace(self, layers=layers)
 
     def first(self, number: int) -> "Fusion":
         """Return the first layers alone, with what stands behind the last."""

@@ -35,8 +35,8 @@ LENGTHS = (12, 7)
 """Tokens of the two texts."""
 CUTS = ((0, 7, 12), (0, 4, 7))
 """Where each text is cut into chunks; those of one number are computed together."""
-TOLERANCE = 1e-3
-COARSE_TOLERANCE = 0.1
+LOGITS_TOLERANCE = {torch.float32: 1e-3}
+COARSE_LOGITS_TOLERANCE = 0.1
 """At 16 bits, for the median row: rounding, and experts that swap places in a near-tie, move single ones."""
 
 
@@ -66,11 +66,16 @@ def require_own_logits(
     distances = _distances(found, wanted)
     is_coarse = module.dtype != torch.float32
     distance = float(distances.median() if is_coarse else distances.max()) if distances.numel() else 0.0
-    if distance > (COARSE_TOLERANCE if is_coarse else TOLERANCE):
+    if distance > logits_tolerance(module.dtype):
         raise UnsupportedModel(
             f"{model_name(module.config)} computes other logits on kvchat's cache than by itself "
             f"(they differ by {distance:.2g} of their size)"
         )
+
+
+def logits_tolerance(dtype: torch.dtype) -> float:
+    """Return by how much of their size logits may differ between two ways to compute them in a dtype."""
+    return LOGITS_TOLERANCE.get(dtype, COARSE_LOGITS_TOLERANCE)
 
 
 def _texts(vocab_size: int) -> list[Tensor]:

@@ -6,7 +6,7 @@ them, and of nothing else. Norms and activations are tried out. Whether the whol
 says is not decided here; see `engine/forward/fused_check.py`.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import signature
 from math import inf
@@ -90,7 +90,6 @@ class Decoder:
     Args:
         embed: token ids → what the first layer gets, but for a factor.
         rotary: computes cosines and sines; None: nothing is turned.
-        layer_types: of which it computes some for each, where it asks for a type.
         softcap: bound of the logits, or None.
         logits_factor: of the logits.
     """
@@ -100,7 +99,6 @@ class Decoder:
     last_norm: Norm
     head: Linear
     rotary: Callable[..., tuple[Tensor, Tensor]] | None
-    layer_types: Collection[str]
     softcap: float | None
     logits_factor: float
 
@@ -125,10 +123,17 @@ def match_decoder(module: Any) -> Decoder:
         last_norm=match_norm(_part_of(inner[0], *norms)),
         head=match_linear(module.get_output_embeddings()),
         rotary=getattr(inner[0], "rotary_emb", None),
-        layer_types=set(getattr(text, "layer_types", None) or ()),
         softcap=getattr(text, "final_logit_softcapping", None),
         logits_factor=1.0 / (getattr(text, "logits_scaling", None) or 1.0),
     )
+
+
+def rotary_options(embedding: Any) -> list[dict[str, str]]:
+    """Return the options with which a rotary embedding may be called: for each type of layer, if it asks."""
+    if "layer_type" not in signature(embedding.forward).parameters:
+        return [{}]
+    kinds = getattr(embedding, "layer_types", None) or getattr(embedding.config, "layer_types", None)
+    return [{"layer_type": kind} for kind in sorted(set(kinds or ()))]
 
 
 def match_layer(
