@@ -168,23 +168,28 @@ def attach_states(keepers: Sequence[nn.Module], past: StatePast, *, is_sequentia
             past.give_slots(layer)
             forward = native_forward(keeper, partial(past.slots, layer))
         setattr(keeper, _OWN, own)
-        keeper.forward = partial(_by_parts, past, forward, own)
+        keeper.forward = _by_parts(past, forward, own)
 
 
-def _by_parts(
-    past: StatePast, forward: Callable[..., Any], own: Callable[..., Any], *args: Any, **kwargs: Any
-) -> Any:
-    """Call a layer's `forward` for each part of a step, or `own` where the model runs by itself."""
-    parts = past.parts
-    if not parts:
-        return own(*args, **kwargs)
-    total = sum(part.rows.numel() for part in parts)
-    outs = []
-    for number, part in enumerate(parts):
-        with past.part(number):
-            rows = _rows_of(args, part, total), _rows_of(kwargs, part, total)
-            outs.append(forward(*rows[0], **rows[1]))
-    return _joined(outs, parts, total)
+def _by_parts(past: StatePast, forward: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a layer's `forward` for parts of a step; `own` is the model's, which runs by itself.
+
+    It is a function and no object, so that a copy of the layer has it and no copy of all states.
+    """
+
+    def by_parts(*args: Any, **kwargs: Any) -> Any:
+        parts = past.parts
+        if not parts:  # the model runs by itself
+            return own(*args, **kwargs)
+        total = sum(part.rows.numel() for part in parts)
+        outs = []
+        for number, part in enumerate(parts):
+            with past.part(number):
+                rows = _rows_of(args, part, total), _rows_of(kwargs, part, total)
+                outs.append(forward(*rows[0], **rows[1]))
+        return _joined(outs, parts, total)
+
+    return by_parts
 
 
 def _rows_of(value: Any, part: StatePart, total: int) -> Any:
