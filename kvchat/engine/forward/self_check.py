@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvchat.engine.api.ids import BlockId, RequestId, SequenceId
-from kvchat.engine.cache.block_operations import TableChange
+from kvchat.engine.api.ids import RequestId, SequenceId
 from kvchat.engine.formats.format_table import metadata_builders
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.forward.runner import ForwardPass, Runner
+from kvchat.engine.forward.runner import ForwardPass, input_batch
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.hook import (
     IMPLEMENTATION,
@@ -27,7 +26,7 @@ from kvchat.engine.models.hook import (
 from kvchat.engine.models.load import LoadedModel
 from kvchat.engine.models.probing.attention_probe import model_name
 from kvchat.engine.models.probing.first_layers import first_layers, num_telling_layers
-from kvchat.engine.sequences.batch_plan import Batch, Chunk
+from kvchat.engine.sequences.batch_plan import Chunk
 from kvchat.errors import UnsupportedModel
 
 BLOCK_SIZE = 4
@@ -103,6 +102,7 @@ def _own_logits(module: Any, texts: Sequence[Tensor]) -> Tensor:
     return torch.cat(rows)
 
 
+@torch.inference_mode()
 def _logits(
     module: Any,
     groups: tuple[Group, ...],
@@ -113,22 +113,17 @@ def _logits(
     num_blocks = -(-max(LENGTHS) // BLOCK_SIZE)
     sizes = {group.id: num_blocks * len(texts) for group in groups}
     pool = DevicePool(groups, sizes, BLOCK_SIZE, module.device)
-    runner = Runner(make_pass(pool), metadata_builders(groups, BLOCK_SIZE))
-    changes = tuple(
-        TableChange(SequenceId(number), group.id, 0, _blocks(number, num_blocks))
+    forward, builders = make_pass(pool), metadata_builders(groups, BLOCK_SIZE)
+    tables = {
+        (SequenceId(number), group.id): torch.arange(num_blocks, device=module.device) + number * num_blocks
         for number in range(len(texts))
         for group in groups
-    )
+    }
     rounds = []
     for part in range(len(CUTS[0]) - 1):
-        chunks = tuple(_chunk(number, text, part) for number, text in enumerate(texts))
-        rounds.append(runner.run(Batch(chunks=chunks, moves=(), changes=changes, dropped=())))
-        changes = ()
+        chunks = [_chunk(number, text, part) for number, text in enumerate(texts)]
+        rounds.append(forward.logits(input_batch(chunks, tables, builders, module.device)).float())
     return torch.stack(rounds, dim=1).flatten(0, 1)
-
-
-def _blocks(number: int, num_blocks: int) -> tuple[BlockId, ...]:
-    return tuple(map(BlockId, range(number * num_blocks, (number + 1) * num_blocks)))
 
 
 def _chunk(number: int, text: Tensor, part: int) -> Chunk:
