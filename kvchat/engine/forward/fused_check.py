@@ -162,7 +162,7 @@ def require_everywhere(
         return is_so
     fusion, row, groups = sample.fusion, sample.row, sample.groups
     number = num_telling_layers(loaded.module, groups) or len(fusion.layers)
-    first = fusion.first(max(number, 1 + max(fusion.first_of_each_kind()))).moved(offset)
+    first = fusion.first(max(number, 1 + max(fusion.first_of_each_kind())), offset)
     moved = replace(row, positions=row.positions + offset)
     pool = scratch(groups, row.positions.device)
     with first_layers(loaded.module, len(first.layers)):

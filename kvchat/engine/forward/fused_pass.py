@@ -113,15 +113,12 @@ class Fusion:
         kinds = [layer.kind for layer in self.layers]
         return [number for number, kind in enumerate(kinds) if kinds.index(kind) == number]
 
-    def first(self, number: int) -> "Fusion":
-        """Return the first layers alone, with what stands behind the last."""
+    def first(self, number: int, offset: int) -> "Fusion":
+        """Return the first layers and what is behind the last, for texts that begin at position `offset`."""
         decoder = replace(self.decoder, layers=self.decoder.layers[:number])
-        return replace(self, decoder=decoder, layers=self.layers[:number])
-
-    def moved(self, offset: int) -> "Fusion":
-        """Return the same for texts whose first position is `offset`."""
         rotaries = [partial(_moved, rotary, offset) for rotary in self.rotaries]
-        return replace(self, rotaries=rotaries, num_positions=self.num_positions - offset)
+        fusion = replace(self, decoder=decoder, layers=self.layers[:number], rotaries=rotaries)
+        return replace(fusion, num_positions=self.num_positions - offset)
 
     @property
     def is_quantized(self) -> bool:
@@ -132,7 +129,11 @@ class Fusion:
         """Return a pass that computes sequences by fused layers, and by `own` what they do not."""
         is_quantized = any(layer.derived is not None for layer in pool.layers.values())
         layers = self.on(pool)
-        most_rows = most_short(pool.block_size, is_quantized, layers.suits_prompts)
+        most_rows = None if layers.suits_prompts else MOST_ROWS
+        if is_quantized:
+            # A block becomes old when its successor is full. With at most P tokens in the step it was full
+            # before.
+            most_rows = min(MOST_ROWS, pool.block_size)
         rounds_long = self.may_round and layers.suits_rounded and not is_quantized
         return FusedPass(own, layers, most_rows, rounds_long=rounds_long)
 
@@ -303,16 +304,6 @@ class FusedPass:
                 way = self._long
             ways.setdefault(way, []).append(number)
         return ways
-
-
-def most_short(block_size: int, is_quantized: bool, suits_prompts: bool) -> int | None:
-    """Return the most tokens of a sequence in a step that fused layers compute; None: any number. Pure.
-
-    A block becomes old when its successor is full. With at most P tokens in the step it was full before.
-    """
-    if is_quantized:
-        return min(MOST_ROWS, block_size)
-    return None if suits_prompts else MOST_ROWS
 
 
 def _spans(row: InputBatch) -> Sequence[SequenceSpan]:

@@ -1,6 +1,6 @@
 """Layer check: matches decoder layers by structure, then holds a walk through them to the model.
 
-As layers are fused (see `fusion`), on any device and in the model's own dtype.
+As layers are fused (see `fused_check`), on any device and in the model's own dtype.
 """
 
 from dataclasses import replace
