@@ -17,7 +17,6 @@ from time import perf_counter
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from kvchat.engine.api.ids import GroupId
@@ -273,38 +272,28 @@ class _Step:
         read = self._read[self._turn]
         if read is not None:
             read.synchronize()  # of the step before the last
-        num_rows = self._size.num_rows
+        num_rows, block_size = self._size.num_rows, self._limits.block_size
         whole = self._hosts[self._turn].numpy()
         whole.fill(0)
         head = whole[: 3 * num_rows].reshape(3, num_rows)
         num = len(chunks)
-        positions = np.array([chunk.start for chunk in chunks], dtype=np.int64)
         head[0, :num] = [chunk.token_ids[0] for chunk in chunks]
-        head[1, :num] = positions
+        head[1, :num] = [chunk.start for chunk in chunks]
         head[2, :num] = 1
         for group, (start, end) in zip(self._groups, pairwise(self._ends), strict=True):
-            columns, rows = _parts(whole[start:end], num_rows)
-            columns[0] = self._limits.num_slots.get(group.id, 0)
+            slots, firsts = whole[start : start + 2 * num_rows].reshape(2, num_rows)
+            rows = whole[start + 2 * num_rows : end].reshape(num_rows, -1)
+            slots[:] = self._limits.num_slots.get(group.id, 0)
             for number, chunk in enumerate(chunks):
                 if group.source is None:
                     table = tables[chunk.sequence, group.id].numpy()
-                    self._fill_row(columns[:, number], rows[number], group, chunk.start, table)
-                elif num_old := group.num_blocks(chunk.start, self._limits.block_size):
+                    first = group.spec.first_visible(chunk.start) // block_size
+                    last = chunk.start // block_size
+                    slots[number] = table[last] * block_size + chunk.start % block_size
+                    firsts[number] = first
+                    rows[number, : last + 1 - first] = table[first : last + 1]
+                elif num_old := group.num_blocks(chunk.start, block_size):
                     rows[number, :num_old] = tables[chunk.sequence, group.id][:num_old].numpy()
-
-    def _fill_row(
-        self,
-        columns: NDArray[np.int32],
-        row: NDArray[np.int32],
-        group: Group,
-        start: int,
-        table: NDArray[np.int64],
-    ) -> None:
-        """Write slot and first block [2], and the blocks in sight [n], of a token at position `start`."""
-        size = self._limits.block_size
-        first, last = group.spec.first_visible(start) // size, start // size
-        columns[:] = table[last] * size + start % size, first
-        row[: last + 1 - first] = table[first : last + 1]
 
     def run(self, token_ids: Tensor | None = None) -> Tensor:
         """Compute what was filled in and return all rows' logits [B, V]; the next run overwrites them.
@@ -371,11 +360,6 @@ class _Step:
             tables.single_tiles()  # made here: a recorded step copies nothing from the host
             groups[group.id] = builder.recorded(part[:num_rows], tables)
         return InputBatch(token_ids=token_ids, positions=positions, groups=groups, sampling=at.long())
-
-
-def _parts(numbers: NDArray[np.int32], num_rows: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return slots and first blocks [2, B], and tables [B, n], of a group's part of the buffer."""
-    return numbers[: 2 * num_rows].reshape(2, num_rows), numbers[2 * num_rows :].reshape(num_rows, -1)
 
 
 def _most_visible(group: Group, context_len: int) -> int:
