@@ -11,7 +11,7 @@ from benchmarks.gpu.stage import Stage
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.engine import Engine
 from kvchat.engine.formats.format_table import metadata_builders
-from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeGraphRunner
+from kvchat.engine.forward.decode_graphs import DecodeGraphRunner, compute_anew
 from kvchat.engine.forward.layerwise_check import walking_pass
 from kvchat.engine.forward.layerwise_pass import LayerwisePass
 from kvchat.engine.forward.model_route import choose_route
@@ -133,7 +133,7 @@ def rehearsed(parts: EngineParts, candidate: Candidate) -> EngineParts:
     assert isinstance(forward, LayerwisePass), reason
     assert can_record(forward, groups)
     limits = limits_of(groups, parts.pool, parts.info.max_context)
-    steps = DecodeGraphRunner(forward, groups, limits, ComputesAnew(), DRY_BATCHES)
+    steps = DecodeGraphRunner(forward, groups, limits, compute_anew, DRY_BATCHES)
     steps.prepare()
     return replace(
         parts,

@@ -10,7 +10,7 @@ from torch import Tensor
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.engine import Engine
 from kvchat.engine.formats.format_table import metadata_builders
-from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeGraphRunner
+from kvchat.engine.forward.decode_graphs import DecodeGraphRunner, compute_anew
 from kvchat.engine.forward.layerwise_check import walking_pass
 from kvchat.engine.forward.runner import Runner
 from kvchat.engine.models.weights_setting import WeightSource
@@ -70,7 +70,7 @@ def open_ahead(
         forward, reason = walking_pass(own.loaded, own.served, parts.pool)
         assert reason is None
     limits = limits_of(groups, parts.pool, parts.info.max_context)
-    steps = DecodeGraphRunner(forward, groups, limits, ComputesAnew(), BATCH_SIZES)
+    steps = DecodeGraphRunner(forward, groups, limits, compute_anew, BATCH_SIZES)
     steps.prepare()
     runner = AheadRunner(Runner(forward, metadata_builders(groups, config.block_size), steps), parts)
     parts = replace(

@@ -13,16 +13,19 @@ pytestmark = pytest.mark.cpu
 EXACT = {
     "Llama4ForCausalLM (temperature tuning)": ("attention", "2 chunked, 2 full"),
     "PhimoeForCausalLM": ("attention", "4 full"),
+    "GptOssForCausalLM": ("attention", "2 sliding, 2 full"),
+    "StableLmForCausalLM": ("attention", "4 full"),
     "Gemma4ForCausalLM": ("attention", "2 sliding, 2 full, 2 borrowed"),
     "Phi3ForCausalLM (rope longrope)": ("attention", "4 full"),
     "DeepseekV3ForCausalLM (rope yarn)": ("latent", "4 latent"),
     "FalconForCausalLM (alibi)": ("cache", "4 full"),
     "GPTJForCausalLM": ("cache", "4 full"),
+    "BloomForCausalLM": ("cache", "4 full"),
     "MiniMaxForCausalLM": ("attention", "2 full, 2 recurrent"),
     "RwkvForCausalLM": ("attention", "4 recurrent"),
     "RecurrentGemmaForCausalLM": ("attention", "1 sliding, 3 recurrent"),
 }
-"""One of each way to differ; plainer ones are in `test_layer_probe.py`, all of them among the slow tests."""
+"""One of each way to differ; all of them are among the slow tests."""
 REFUSED = {
     "DeepseekV32ForCausalLM": "index that selects tokens",
     "DeepseekV4ForCausalLM": "layers of its own cache",

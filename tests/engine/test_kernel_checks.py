@@ -12,9 +12,9 @@ from kvchat.engine.formats.spec import Group
 from kvchat.engine.forward.decode_graphs import (
     BATCH_SIZES,
     MOST_GATHERED,
-    ComputesAnew,
     DecodeGraphRunner,
     Limits,
+    compute_anew,
 )
 from kvchat.engine.forward.kernel_sizes import sizes_in_config, sizes_in_groups
 from kvchat.engine.kernels.attention_shapes import AttentionSizes, LatentSizes
@@ -111,6 +111,6 @@ def test_where_a_kernel_reads_codes_steps_are_recorded_whatever_their_numbers_wo
     recent = Group(id=GroupId(0), spec=spec, layers=(0,))
     quantized = Group(id=GroupId(1), spec=spec, layers=(0,), source=GroupId(0))
     limits = Limits(block_size=64, context_len=MOST_GATHERED, num_slots={}, reads_codes=reads_codes)
-    steps = DecodeGraphRunner(None, (recent, quantized), limits, ComputesAnew())  # type: ignore[arg-type]
+    steps = DecodeGraphRunner(None, (recent, quantized), limits, compute_anew)  # type: ignore[arg-type]
     assert (len(steps._sizes) == 2 * len(BATCH_SIZES)) == reads_codes
     assert all(reads_codes or size.num_rows * size.context_len <= MOST_GATHERED for size in steps._sizes)

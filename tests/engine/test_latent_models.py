@@ -43,16 +43,12 @@ VISIBLE = 50
 kinds = pytest.mark.parametrize("kind", KINDS)
 
 
-def ours_on(served: Any, ids: list[int], cuts: list[int]) -> Tensor:
+def logits_of(served: Any, ids: list[int], cuts: list[int], make_pass: Any = None) -> Tensor:
     """Return the logits behind each cut and the end, by chunks on permuted blocks [cuts + 1, V]."""
-    return logits_of(served.make_pass, served, ids, cuts)
-
-
-def logits_of(make_pass: Any, served: Any, ids: list[int], cuts: list[int]) -> Tensor:
     num_blocks = -(-len(ids) // BLOCK_SIZE)
     sizes = {group.id: num_blocks for group in served.groups}
     pool = DevicePool(served.groups, sizes, BLOCK_SIZE, torch.device("cpu"))
-    runner = Runner(make_pass(pool), metadata_builders(served.groups, BLOCK_SIZE))
+    runner = Runner((make_pass or served.make_pass)(pool), metadata_builders(served.groups, BLOCK_SIZE))
     order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(0)).tolist()
     changes = tuple(
         TableChange(SequenceId(1), group.id, 0, tuple(map(BlockId, order))) for group in served.groups
@@ -122,7 +118,7 @@ def test_logits_equal_those_of_transformers_wherever_the_prompt_is_cut(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch_fallback, "FEWEST_TO_EXPAND", PATHS[path][0])
         patch.setattr(torch_fallback, "MOST_ROWS", PATHS[path][1])
-        found = ours_on(subject.served, subject.ids, sorted(cuts))
+        found = logits_of(subject.served, subject.ids, sorted(cuts))
     assert subject.served.route is Route.LATENT
     assert subject.distance(found, [*sorted(cuts), NUM_TOKENS]) <= TOLERANCE
 
@@ -137,7 +133,7 @@ def test_what_is_kept_are_the_latents_of_transformers_own_cache(subject: Subject
         made: ForwardPass = subject.served.make_pass(pool)
         return made
 
-    logits_of(make_pass, subject.served, subject.ids, [])
+    logits_of(subject.served, subject.ids, [], make_pass)
     order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(0))
     for layer in group.layers:
         kept = pools[0].layers[layer].keys[order, 0].flatten(0, 1)[:NUM_TOKENS]
@@ -179,7 +175,7 @@ def test_a_token_takes_one_latent_and_one_rope_key_per_layer(tmp_path: Path, ope
 
 
 def broken(subject: Subject) -> float:
-    return subject.distance(ours_on(subject.served, subject.ids, []), [NUM_TOKENS])
+    return subject.distance(logits_of(subject.served, subject.ids, []), [NUM_TOKENS])
 
 
 @pytest.mark.parametrize("scale", [24**-0.5, 20**-0.5], ids=["of the latent's size", "without YaRN's square"])
@@ -216,7 +212,7 @@ def test_exchanged_projections_would_show(yarn: Subject) -> None:
         return lambda pool: PackedPass(yarn.module, PagedAttention(pool.layers, projections=projections))
 
     def distance(projections: Any) -> float:
-        found = logits_of(make_pass(projections), yarn.served, yarn.ids, [])
+        found = logits_of(yarn.served, yarn.ids, [], make_pass(projections))
         return yarn.distance(found, [NUM_TOKENS])
 
     assert distance(right) <= TOLERANCE

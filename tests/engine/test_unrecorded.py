@@ -1,5 +1,6 @@
 """Whether decode steps are recorded on a GPU, and if not, why, is known and told by `doctor`."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.formats.full.transformers_cache import TransformersCache
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeGraphRunner, Limits
+from kvchat.engine.forward.decode_graphs import DecodeGraphRunner, Limits, compute_anew
 from kvchat.engine.forward.model_pass import SequencePass
 from kvchat.engine.forward.runner import ForwardPass
 from kvchat.engine.memory.device_pool import DevicePool
@@ -65,31 +66,28 @@ def test_it_is_told_of_gpus_alone(tiny: TinyModels, monkeypatch: pytest.MonkeyPa
     assert "KVCHAT_DEBUG_KERNELS" in str(unrecorded(gpu, groups, None))
 
 
-class Refuses:
-    """Records nothing."""
+def refuses(error: Exception) -> Callable[[Any], Any]:
+    """Return what records nothing."""
 
-    def __init__(self, error: Exception) -> None:
-        self._error = error
+    def record(step: Any) -> Any:
+        raise error
 
-    def record(self, step: Any) -> Any:
-        raise self._error
+    return record
 
 
 @pytest.mark.parametrize(
-    ("recorder", "words"),
+    ("record", "words"),
     [
-        (ComputesAnew(), None),
-        (Refuses(RuntimeError("a step waits for the device:\n experts")), "waits for the device: experts"),
-        (Refuses(torch.OutOfMemoryError("1 GiB")), "no memory is left"),
+        (compute_anew, None),
+        (refuses(RuntimeError("a step waits for the device:\n experts")), "waits for the device: experts"),
+        (refuses(torch.OutOfMemoryError("1 GiB")), "no memory is left"),
     ],
 )
-def test_a_step_that_could_not_be_recorded_says_why(
-    recorder: Any, words: str | None, tiny: TinyModels
-) -> None:
+def test_a_step_that_could_not_be_recorded_says_why(record: Any, words: str | None, tiny: TinyModels) -> None:
     forward, groups = model(tiny("llama"))
     slots = {group.id: 4 * BLOCK_SIZE for group in groups}
     limits = Limits(block_size=BLOCK_SIZE, context_len=32, num_slots=slots)
-    steps = DecodeGraphRunner(forward, groups, limits, recorder, (1, 2))
+    steps = DecodeGraphRunner(forward, groups, limits, record, (1, 2))
     steps.prepare()
     told = unrecorded(on_gpu(forward), groups, steps)
     assert told is None if words is None else words in str(told)

@@ -15,14 +15,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kvchat.engine.forward.layerwise_pass import Compile, LayerWalk, LayerwisePass
+from kvchat.engine.forward.layerwise_pass import Compile, LayerwisePass
+from kvchat.engine.forward.self_check import logits_tolerance
 from kvchat.engine.forward.self_check_cache import SelfCheckCache
 
 FILE_NAME = "compiled-layers"
 LEAST_GAIN = 1.03
 """A compiled step must be so many times as fast: less is within what timings err by."""
-TOLERANCE = {torch.float32: 1e-3}
-COARSE_TOLERANCE = 0.1
 PACKAGES = ("torch", "triton", "kvchat")
 _GAIN = "gain"
 
@@ -42,7 +41,7 @@ def choose(
     Args:
         time_step: times a step of the pass as it computes now; returns its seconds and its logits.
     """
-    kept = SelfCheckCache(cache_dir / FILE_NAME, fingerprint_of(forward.walk, forward.device))
+    kept = SelfCheckCache(cache_dir / FILE_NAME, fingerprint_of(forward, forward.device))
     gain = kept.find(_GAIN)
     if not isinstance(gain, float):
         report("timing a step, compiled and not (a minute or more, the first time only)")
@@ -63,7 +62,7 @@ def measured_gain(forward: LayerwisePass, time_step: TimeStep, compile: Compile)
         forward.use(compile)
         compiled_s, found = time_step()
         distance = float((found - wanted).norm() / wanted.norm().clamp_min(1e-6))
-        if not distance <= TOLERANCE.get(forward.walk.dtype, COARSE_TOLERANCE):
+        if not distance <= logits_tolerance(forward.dtype):
             raise RuntimeError(f"compiled layers give other logits ({distance:.2g} of their size away)")
     except torch.AcceleratorError:
         raise
@@ -73,7 +72,7 @@ def measured_gain(forward: LayerwisePass, time_step: TimeStep, compile: Compile)
     return plain_s / compiled_s
 
 
-def fingerprint_of(walk: LayerWalk, device: torch.device) -> str:
+def fingerprint_of(forward: LayerwisePass, device: torch.device) -> str:
     """Return a name of what a choice depends on: what layers compute, their sizes, device and versions."""
     versions = []
     for package in PACKAGES:
@@ -82,6 +81,7 @@ def fingerprint_of(walk: LayerWalk, device: torch.device) -> str:
         except PackageNotFoundError:
             versions.append("")
     device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    widths = [layer.linears[0].num_inputs for layer in walk.layers]
-    parts = ([repr(layer.kind) for layer in walk.layers], widths, str(walk.dtype), versions, device_name)
+    layers = forward.fusion.layers
+    widths = [layer.linears[0].num_inputs for layer in layers]
+    parts = ([repr(layer.kind) for layer in layers], widths, str(forward.dtype), versions, device_name)
     return blake2b(repr(parts).encode(), digest_size=16).hexdigest()

@@ -14,19 +14,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter
-from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from kvchat.engine.api.ids import GroupId, SequenceId
-from kvchat.engine.cache.block_operations import TableChange
+from kvchat.engine.api.ids import GroupId
 from kvchat.engine.formats.format_table import metadata_builders
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.forward.activation_memory import peak_bytes
-from kvchat.engine.forward.runner import ForwardPass, InputBatch
+from kvchat.engine.forward.runner import BlockTables, ForwardPass, InputBatch, update_tables
 from kvchat.engine.kernels.paged_attention.args import StepTables
 from kvchat.engine.sequences.batch_plan import Batch, Chunk
 
@@ -44,23 +41,16 @@ TIMED_ROUNDS, TIMED_STEPS = 4, 5
 log = logging.getLogger(__name__)
 
 
-class GraphRecorder(Protocol):
-    """Makes something that computes a step again out of a step that computes once."""
+Record = Callable[[Callable[[], None]], Callable[[], None]]
+"""Takes a step that computes once, and returns what repeats it on the same buffers.
 
-    def record(self, step: Callable[[], None]) -> Callable[[], None]:
-        """Return what repeats `step` on the same buffers.
-
-        Raises:
-            RuntimeError: the step does something that cannot be repeated.
-        """
-        ...
+Raises RuntimeError: the step does something that cannot be repeated.
+"""
 
 
-class ComputesAnew:
-    """Repeats a step by computing it."""
-
-    def record(self, step: Callable[[], None]) -> Callable[[], None]:
-        return step
+def compute_anew(step: Callable[[], None]) -> Callable[[], None]:
+    """Repeat a step by computing it."""
+    return step
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -94,13 +84,13 @@ class DecodeGraphRunner:
         forward: ForwardPass,
         groups: Sequence[Group],
         limits: Limits,
-        recorder: GraphRecorder,
+        record: Record,
         batch_sizes: Sequence[int] = BATCH_SIZES,
     ) -> None:
         self._forward = forward
         self._groups = groups
         self._limits = limits
-        self._recorder = recorder
+        self._record = record
         lens = sorted({min(SHORT_LEN, limits.context_len), limits.context_len})
         sizes = [Size(num_rows, length) for num_rows in batch_sizes for length in lens]
         is_gathered = not limits.reads_codes and any(group.source is not None for group in groups)
@@ -108,7 +98,7 @@ class DecodeGraphRunner:
             size for size in sizes if not is_gathered or size.num_rows * size.context_len <= MOST_GATHERED
         ]
         self._steps: dict[Size, _Step] = {}
-        self._tables: dict[tuple[SequenceId, GroupId], NDArray[np.int32]] = {}
+        self._tables: BlockTables = {}
         self.problem: str | None = None
         """Why no size is recorded, once it was tried; None: some are."""
 
@@ -155,7 +145,7 @@ class DecodeGraphRunner:
             report(f"recording decode steps, {number} of {len(self._sizes)}")
             try:
                 self._steps[size] = _Step(self._forward, self._groups, self._limits, size)
-                self._steps[size].record(self._recorder)
+                self._steps[size].record(self._record)
                 if not leaves_enough():
                     raise torch.OutOfMemoryError("what other steps need is not left")
             except torch.AcceleratorError:
@@ -189,16 +179,12 @@ class DecodeGraphRunner:
             RuntimeError: it cannot be recorded.
         """
         step = _Step(self._forward, self._groups, self._limits, min(self._sizes))
-        step.record(self._recorder)
+        step.record(self._record)
         return min(step.seconds() for _ in range(TIMED_ROUNDS)), step.run().float().clone()
 
     def note(self, batch: Batch) -> None:
         """See `ShortSteps`, here and below."""
-        for change in batch.changes:
-            self._apply(change)
-        for sequence in batch.dropped:
-            for group in self._groups:
-                self._tables.pop((sequence, group.id), None)
+        update_tables(self._tables, batch, [group.id for group in self._groups], torch.device("cpu"))
 
     def takes(self, batch: Batch) -> bool:
         fits = all(len(chunk.token_ids) == 1 and chunk.samples for chunk in batch.chunks)
@@ -224,17 +210,6 @@ class DecodeGraphRunner:
         num_rows, longest = len(batch.chunks), max((chunk.end for chunk in batch.chunks), default=0)
         fitting = (size for size in self._steps if size.num_rows >= num_rows and size.context_len >= longest)
         return min(fitting, default=None)
-
-    def _apply(self, change: TableChange) -> None:
-        name = change.sequence, change.group
-        table = self._tables.get(name)
-        end = change.start + len(change.block_ids)
-        if table is None or len(table) < end:
-            grown = np.zeros(max(2 * end, 16), dtype=np.int32)
-            if table is not None:
-                grown[: len(table)] = table
-            table = self._tables[name] = grown
-        table[change.start : end] = change.block_ids
 
 
 class _Step:
@@ -274,7 +249,7 @@ class _Step:
         self._send()
         self._compute()
 
-    def record(self, recorder: GraphRecorder) -> None:
+    def record(self, record: Record) -> None:
         """Make the step repeatable, and see that it is. Computes it, on rows without a query.
 
         Raises:
@@ -282,7 +257,7 @@ class _Step:
         """
         self.fill((), {})
         self._send()
-        self._repeat = recorder.record(self._compute)
+        self._repeat = record(self._compute)
         self._compute()
         assert self._logits is not None
         wanted = self._logits.clone()
@@ -291,47 +266,34 @@ class _Step:
         if not torch.allclose(self._logits, wanted, rtol=1e-2, atol=1e-2 * float(wanted.abs().max())):
             raise RuntimeError("a step that is repeated computes other numbers than it did")
 
-    def fill(
-        self, chunks: Sequence[Chunk], tables: Mapping[tuple[SequenceId, GroupId], NDArray[np.int32]]
-    ) -> None:
+    def fill(self, chunks: Sequence[Chunk], tables: BlockTables) -> None:
         """Write what is to be computed into the host's buffer."""
         self._turn = (self._turn + 1) % NUM_HOST_BUFFERS
         read = self._read[self._turn]
         if read is not None:
             read.synchronize()  # of the step before the last
-        num_rows = self._size.num_rows
+        num_rows, block_size = self._size.num_rows, self._limits.block_size
         whole = self._hosts[self._turn].numpy()
         whole.fill(0)
         head = whole[: 3 * num_rows].reshape(3, num_rows)
         num = len(chunks)
-        positions = np.array([chunk.start for chunk in chunks], dtype=np.int64)
         head[0, :num] = [chunk.token_ids[0] for chunk in chunks]
-        head[1, :num] = positions
+        head[1, :num] = [chunk.start for chunk in chunks]
         head[2, :num] = 1
         for group, (start, end) in zip(self._groups, pairwise(self._ends), strict=True):
-            columns, rows = _parts(whole[start:end], num_rows)
-            columns[0] = self._limits.num_slots.get(group.id, 0)
+            slots, firsts = whole[start : start + 2 * num_rows].reshape(2, num_rows)
+            rows = whole[start + 2 * num_rows : end].reshape(num_rows, -1)
+            slots[:] = self._limits.num_slots.get(group.id, 0)
             for number, chunk in enumerate(chunks):
                 if group.source is None:
-                    self._fill_row(
-                        columns[:, number], rows[number], group, chunk.start, tables[chunk.sequence, group.id]
-                    )
-                elif num_old := group.num_blocks(chunk.start, self._limits.block_size):
-                    rows[number, :num_old] = tables[chunk.sequence, group.id][:num_old]
-
-    def _fill_row(
-        self,
-        columns: NDArray[np.int32],
-        row: NDArray[np.int32],
-        group: Group,
-        start: int,
-        table: NDArray[np.int32],
-    ) -> None:
-        """Write slot and first block [2], and the blocks in sight [n], of a token at position `start`."""
-        size = self._limits.block_size
-        first, last = group.spec.first_visible(start) // size, start // size
-        columns[:] = table[last] * size + start % size, first
-        row[: last + 1 - first] = table[first : last + 1]
+                    table = tables[chunk.sequence, group.id].numpy()
+                    first = group.spec.first_visible(chunk.start) // block_size
+                    last = chunk.start // block_size
+                    slots[number] = table[last] * block_size + chunk.start % block_size
+                    firsts[number] = first
+                    rows[number, : last + 1 - first] = table[first : last + 1]
+                elif num_old := group.num_blocks(chunk.start, block_size):
+                    rows[number, :num_old] = tables[chunk.sequence, group.id][:num_old].numpy()
 
     def run(self, token_ids: Tensor | None = None) -> Tensor:
         """Compute what was filled in and return all rows' logits [B, V]; the next run overwrites them.
@@ -398,11 +360,6 @@ class _Step:
             tables.single_tiles()  # made here: a recorded step copies nothing from the host
             groups[group.id] = builder.recorded(part[:num_rows], tables)
         return InputBatch(token_ids=token_ids, positions=positions, groups=groups, sampling=at.long())
-
-
-def _parts(numbers: NDArray[np.int32], num_rows: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return slots and first blocks [2, B], and tables [B, n], of a group's part of the buffer."""
-    return numbers[: 2 * num_rows].reshape(2, num_rows), numbers[2 * num_rows :].reshape(num_rows, -1)
 
 
 def _most_visible(group: Group, context_len: int) -> int:

@@ -13,20 +13,17 @@ tried as if they kept all exact, and read both kinds in the pool that they are p
 """
 
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from inspect import signature
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from kvchat.engine.formats.attention_metadata import AttentionCall, LayerPool
 from kvchat.engine.formats.format_table import PagedAttention, is_fused
-from kvchat.engine.formats.recurrent.parts import LayerStates, layer_states
 from kvchat.engine.formats.spec import CacheSpec, Group
-from kvchat.engine.forward.fused_pass import FusedLayers, FusedPass, FusedPools, RopeTables, most_short
+from kvchat.engine.forward.fused_pass import FusedLayers, Fusion
 from kvchat.engine.forward.layer_samples import (
     NUM_POSITIONS,
     SampledLayer,
@@ -38,11 +35,10 @@ from kvchat.engine.forward.layer_samples import (
 )
 from kvchat.engine.forward.model_route import ModelPlan, Route
 from kvchat.engine.forward.runner import ForwardPass, InputBatch
+from kvchat.engine.forward.self_check import logits_tolerance
 from kvchat.engine.forward.self_check_cache import SelfCheckCache, name_of
 from kvchat.engine.kernels.decoder_layers.args import DecoderLayer
-from kvchat.engine.kernels.decoder_layers.native import NativeLayers, step_bytes
 from kvchat.engine.kernels.native.library import library, why_not
-from kvchat.engine.kernels.quantized_linear import QuantizedWeight
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import LoadedModel
 from kvchat.engine.models.probing.decoder_structure import (
@@ -51,7 +47,8 @@ from kvchat.engine.models.probing.decoder_structure import (
     Unmatched,
     match_decoder,
     match_layer,
-    mixes,
+    mixer_of,
+    rotary_options,
     unturned_key,
 )
 from kvchat.engine.models.probing.first_layers import (
@@ -75,102 +72,6 @@ UNTURNED = 0.01
 """Keys no farther from their projection were not turned."""
 UNDECIDED = 0.05
 """Experts whose logits lie closer may change places in 16 bits: of the spread of all of a row."""
-LOGITS_TOLERANCE = 1e-3
-COARSE_LOGITS_TOLERANCE = 0.1
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Fusion:
-    """Fused layers of a model, on any pool.
-
-    Args:
-        decoder: the model around its layers.
-        layers: as they were matched.
-        rotaries: all rotary embeddings.
-        num_positions: that these may be asked for.
-        factor: of what the embedding gives.
-        may_round: whether prompts may be computed with products of rounded inputs.
-    """
-
-    decoder: Decoder
-    layers: Sequence[DecoderLayer]
-    rotaries: Sequence[Rotary]
-    num_positions: int
-    factor: float
-    may_round: bool = True
-
-    def on(self, pool: DevicePool) -> FusedLayers:
-        """Return the layers with their keys and values in `pool`."""
-        return self._made(self.layers, range(len(self.layers)), pool)
-
-    def with_layer(
-        self, number: int, layer: Any, call: AttentionCall | None, pool: DevicePool
-    ) -> FusedLayers:
-        """Return one layer alone, which stands in for layer `number`."""
-        matched = match_layer(layer, call, _spec_of(pool, number), self.layers[number].rope)
-        return self._made([matched], [number], pool)
-
-    def _made(self, layers: Sequence[DecoderLayer], numbers: Sequence[int], pool: DevicePool) -> FusedLayers:
-        kept: dict[int, LayerPool | LayerStates] = {**pool.layers, **layer_states(pool.states)}
-        pools = FusedPools([kept.get(number) for number in numbers])
-        native = NativeLayers(layers, pools.numbered, self.decoder.last_norm, self.decoder.head)
-        ropes = RopeTables(self.rotaries, self.num_positions)
-        decoder = self.decoder
-        return FusedLayers(self.embed, native, ropes, pools, decoder.softcap, decoder.logits_factor)
-
-    def first_of_each_kind(self) -> list[int]:
-        """Return the first layer of each kind: of other parts, other sizes, or another reach."""
-        kinds = [layer.kind for layer in self.layers]
-        return [number for number, kind in enumerate(kinds) if kinds.index(kind) == number]
-
-    @property
-    def unturned(self) -> list[int]:
-        """The layers that turn neither queries nor keys."""
-        return [number for number, layer in enumerate(self.layers) if layer.rope is None]
-
-    def without_rope(self, numbers: Collection[int]) -> "Fusion":
-        """Return the same with layers that turn neither queries nor keys."""
-        layers = [
-            replace(layer, rope=None) if number in numbers else layer
-            for number, layer in enumerate(self.layers)
-        ]
-        return replace(self, layers=layers)
-
-    def first(self, number: int) -> "Fusion":
-        """Return the first layers alone, with what stands behind the last."""
-        decoder = replace(self.decoder, layers=self.decoder.layers[:number])
-        return replace(self, decoder=decoder, layers=self.layers[:number])
-
-    def moved(self, offset: int) -> "Fusion":
-        """Return the same for texts whose first position is `offset`."""
-        rotaries = [partial(_moved, rotary, offset) for rotary in self.rotaries]
-        return replace(self, rotaries=rotaries, num_positions=self.num_positions - offset)
-
-    @property
-    def is_quantized(self) -> bool:
-        linears = [linear for layer in self.layers for linear in layer.linears]
-        return any(isinstance(linear.weight, QuantizedWeight) for linear in linears)
-
-    def stand_before(self, own: ForwardPass, pool: DevicePool) -> FusedPass:
-        """Return a pass that computes sequences by fused layers, and by `own` what they do not."""
-        is_quantized = any(layer.derived is not None for layer in pool.layers.values())
-        layers = self.on(pool)
-        most_rows = most_short(pool.block_size, is_quantized, layers.suits_prompts)
-        rounds_long = self.may_round and layers.suits_rounded and not is_quantized
-        return FusedPass(own, layers, most_rows, rounds_long=rounds_long)
-
-    def step_bytes(self, num_rows: int, dtype: torch.dtype) -> int:
-        """Return what a step of so many rows allocates: in the layers, and for what they are given.
-
-        Args:
-            dtype: of the pool.
-        """
-        given = self.embed(torch.zeros(1, dtype=torch.int64))
-        return step_bytes(self.layers, num_rows, dtype) + 2 * num_rows * given.nbytes
-
-    def embed(self, token_ids: Tensor) -> Tensor:
-        embedded: Tensor = self.decoder.embed(token_ids).float()
-        return embedded if self.factor == 1.0 else embedded * self.factor
 
 
 def fusion_of(loaded: LoadedModel, served: ModelPlan, checks: SelfCheckCache | None = None) -> Fusion | str:
@@ -234,10 +135,10 @@ def fuse(loaded: LoadedModel, groups: Sequence[Group], checks: SelfCheckCache | 
         may_round = checks.find(_rounding(groups, loaded)) is True
         return replace(_recalled(loaded, groups, known), may_round=may_round)
     sample = take_sample(loaded, groups)
-    may_round = _require_all(sample)
-    may_round &= _require_at_end(loaded, sample)
+    may_round = require_everywhere(loaded, sample, _require_all)
     checks.keep(_rounding(groups, loaded), may_round)
-    checks.keep(name, sample.fusion.unturned)
+    layers = enumerate(sample.fusion.layers)
+    checks.keep(name, [number for number, layer in layers if layer.rope is None])
     return replace(sample.fusion, may_round=may_round)
 
 
@@ -245,21 +146,29 @@ def _rounding(groups: Sequence[Group], loaded: LoadedModel) -> str:
     return name_of("fused layers, rounded", groups, loaded.max_context)
 
 
-def _require_at_end(loaded: LoadedModel, sample: "FusionSample") -> bool:
-    """Do the same at the end of the context with the first layers, as many as it takes for one of each sort:
-    what begins at some position is a layer's setting, whatever its weights are.
+def require_everywhere(
+    loaded: LoadedModel, sample: "FusionSample", require: Callable[["FusionSample"], bool]
+) -> bool:
+    """Hold layers to the model's own by `require`, and return whether it says so everywhere.
+
+    At the end of the context that is the first layers, as many as it takes for one of each sort: what begins
+    at some position is a layer's setting, whatever its weights are.
+
+    Raises: Unmatched: `require` does; the message says whether at the end.
     """
+    is_so = require(sample)
     offset = loaded.max_context - NUM_POSITIONS
     if offset <= 0:
-        return True
+        return is_so
     fusion, row, groups = sample.fusion, sample.row, sample.groups
     number = num_telling_layers(loaded.module, groups) or len(fusion.layers)
-    first = fusion.first(max(number, 1 + max(fusion.first_of_each_kind()))).moved(offset)
+    first = fusion.first(max(number, 1 + max(fusion.first_of_each_kind())), offset)
     moved = replace(row, positions=row.positions + offset)
+    pool = scratch(groups, row.positions.device)
     with first_layers(loaded.module, len(first.layers)):
-        seen, logits = watch(loaded.module, first.decoder, scratch(groups), moved)
+        seen, logits = watch(loaded.module, first.decoder, pool, moved)
     try:
-        return _require_all(FusionSample(groups, first, row, seen, logits))
+        return require(FusionSample(groups, first, row, seen, logits)) and is_so
     except Unmatched as error:
         raise Unmatched(f"{error} at the end of its context") from error
 
@@ -270,7 +179,7 @@ def _recalled(loaded: LoadedModel, groups: Sequence[Group], unturned: Collection
     decoder, row, pool = match_decoder(module), sample_row(groups, module), scratch(groups)
     with without_products(module):
         seen, _ = watch(module, decoder, pool, row)
-    return _matched(decoder, pool, seen, row, loaded.max_context).without_rope(unturned)
+    return _matched(decoder, pool, seen, row, loaded.max_context, unturned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,14 +205,13 @@ def take_sample(loaded: LoadedModel, groups: Sequence[Group]) -> FusionSample:
     """
     module: Any = loaded.module
     decoder = match_decoder(module)
-    if sum(len(group.layers) for group in groups) != sum(map(mixes, decoder.layers)):
+    num_mixers = sum(mixer_of(layer) is not None for layer in decoder.layers)
+    if sum(len(group.layers) for group in groups) != num_mixers:
         raise Unmatched("its layers read what others keep")
     pool = scratch(groups, module.device)
     row = sample_row(groups, module)
     seen, logits = watch(module, decoder, pool, row)
-    fusion = _matched(decoder, pool, seen, row, loaded.max_context)
-    unturned = _unturned_layers(decoder, seen)
-    return FusionSample(groups, fusion.without_rope(unturned), row, seen, logits)
+    return FusionSample(groups, _matched(decoder, pool, seen, row, loaded.max_context), row, seen, logits)
 
 
 def _require_all(sample: FusionSample) -> bool:
@@ -335,8 +243,20 @@ def _spec_of(pool: DevicePool, layer: int) -> CacheSpec | None:
 
 
 def _matched(
-    decoder: Decoder, pool: DevicePool, seen: SampledLayer, row: InputBatch, max_context: int
+    decoder: Decoder,
+    pool: DevicePool,
+    seen: SampledLayer,
+    row: InputBatch,
+    max_context: int,
+    unturned: Collection[int] | None = None,
 ) -> Fusion:
+    """Return a model's layers as they are matched.
+
+    Args:
+        unturned: layers that ignore the rotary embedding that they are given; None: those whose keys are as
+            projected. What they add tells too little: beside a large sum it is within the tolerance of 16
+            bits either way.
+    """
     ropes: list[tuple[Tensor, Tensor]] = []
     layers: list[DecoderLayer] = []
     for number, layer in enumerate(decoder.layers):
@@ -346,7 +266,11 @@ def _matched(
             ropes += [embeddings] if rope == len(ropes) else []
         elif decoder.rotary is not None:
             raise Unmatched("its layers are given no rotary embedding")
-        layers.append(match_layer(layer, seen.calls.get(number), _spec_of(pool, number), rope))
+        matched = match_layer(layer, seen.calls.get(number), _spec_of(pool, number), rope)
+        is_unturned = unturned is not None and number in unturned
+        if unturned is None and matched.rope is not None:
+            is_unturned = _is_projected(layer, seen.inputs[number], seen.keys[number])
+        layers.append(replace(matched, rope=None) if is_unturned else matched)
     rotaries = [_rotary(decoder, known, row.positions[None]) for known in ropes]
     return Fusion(decoder, layers, rotaries, max_context, _factor(decoder, seen, row))
 
@@ -359,18 +283,12 @@ def _rotary(decoder: Decoder, known: tuple[Tensor, Tensor], positions: Tensor) -
     """Return the call of a model's rotary embedding that gave what a layer was given."""
     module = decoder.rotary
     assert module is not None
-    plain = partial(module, torch.empty(1, dtype=known[0].dtype, device=positions.device))
-    calls = [plain]
-    if "layer_type" in signature(getattr(module, "forward", module)).parameters:
-        calls = [partial(plain, layer_type=kind) for kind in decoder.layer_types]
-    for call in calls:
+    x = torch.empty(1, dtype=known[0].dtype, device=positions.device)
+    for options in rotary_options(module):
+        call = partial(module, x, **options)
         if _is_same(call(positions), known):
             return call
     raise Unmatched("its rotary embedding is called in another way")
-
-
-def _moved(rotary: Rotary, offset: int, positions: Tensor) -> tuple[Tensor, Tensor]:
-    return rotary(positions + offset)
 
 
 def _factor(decoder: Decoder, seen: SampledLayer, row: InputBatch) -> float:
@@ -382,18 +300,6 @@ def _factor(decoder: Decoder, seen: SampledLayer, row: InputBatch) -> float:
     if not (embedded * factor - given).norm() <= 0.01 * given.norm():
         raise Unmatched("its first layer is given something else")
     return factor
-
-
-def _unturned_layers(decoder: Decoder, seen: SampledLayer) -> list[int]:
-    """Return the layers that ignore the rotary embedding that they are given: their keys are as projected.
-
-    What they add tells too little: beside a large sum it is within the tolerance of 16 bits either way.
-    """
-    return [
-        number
-        for number, key in sorted(seen.keys.items() if decoder.rotary is not None else ())
-        if _is_projected(decoder.layers[number], seen.inputs[number], key)
-    ]
 
 
 def _is_projected(layer: Any, given: Tensor, key: Tensor) -> bool:
@@ -444,12 +350,16 @@ def _require_structure(sample: FusionSample) -> None:
     """Compare one layer of each kind in float32, where rounding hides nothing."""
     pool = sample.float_scratch()
     for number, layer, given, wanted in float_layers(sample, pool):
-        fused = sample.fusion.with_layer(number, layer, sample.seen.calls.get(number), pool)
+        fused = FusedLayers(sample.fusion, {number: layer}, pool)
         require_near(fused.hidden(given, sample.row, 0), given, wanted, f"layer {number} in float32")
 
 
-def float_layers(sample: FusionSample, pool: DevicePool) -> Iterator[tuple[int, nn.Module, Tensor, Tensor]]:
-    """Yield one layer of each kind as a copy in float32: its number, itself, what it gets and gives."""
+def float_layers(
+    sample: FusionSample, pool: DevicePool
+) -> Iterator[tuple[int, DecoderLayer, Tensor, Tensor]]:
+    """Yield one layer of each kind as a copy in float32: its number, how it is matched, what it gets and what
+    it gives.
+    """
     fusion, seen, row = sample.fusion, sample.seen, sample.row
     attention = PagedAttention(pool.layers)
     attention.step = row.groups
@@ -465,16 +375,16 @@ def float_layers(sample: FusionSample, pool: DevicePool) -> Iterator[tuple[int, 
             arguments["position_embeddings"] = tuple(part.float() for part in embeddings)
         out = layer(given[None], **arguments)
         wanted = (out if isinstance(out, Tensor) else out[0])[0]
-        yield number, layer, given, wanted
+        rope = fusion.layers[number].rope
+        yield number, match_layer(layer, seen.calls.get(number), _spec_of(pool, number), rope), given, wanted
 
 
 def require_logits(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
     """Hold logits to the model's own, which computes in `dtype`."""
     wanted = wanted.float()
-    distance = (found.float() - wanted).norm(dim=1) / wanted.norm(dim=1).clamp_min(1e-6)
-    tolerance = LOGITS_TOLERANCE if dtype == torch.float32 else COARSE_LOGITS_TOLERANCE
-    if not float(distance.median()) <= tolerance:
-        raise Unmatched(f"its logits are others ({float(distance.median()):.2g} of their size away)")
+    distances = (found.float() - wanted).norm(dim=1) / wanted.norm(dim=1).clamp_min(1e-6)
+    if not (distance := float(distances.median())) <= logits_tolerance(dtype):
+        raise Unmatched(f"its logits are others ({distance:.2g} of their size away)")
 
 
 def require_near(

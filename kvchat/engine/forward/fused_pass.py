@@ -13,7 +13,7 @@ Dimensions: T rows, R sampling rows, V vocabulary, P block size.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -22,9 +22,10 @@ from torch import Tensor
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.formats.attention_metadata import AttentionMetadata, LayerPool
 from kvchat.engine.formats.quantized.attend import old_blocks, quantized_pool
-from kvchat.engine.formats.recurrent.parts import LayerStates, StateMetadata
+from kvchat.engine.formats.recurrent.parts import LayerStates, StateMetadata, layer_states
 from kvchat.engine.forward.runner import ForwardPass, InputBatch
 from kvchat.engine.kernels.decoder_layers.args import (
+    DecoderLayer,
     FusedLayerPool,
     FusedStatePool,
     GroupRows,
@@ -32,11 +33,13 @@ from kvchat.engine.kernels.decoder_layers.args import (
     StateRows,
     StepRows,
 )
-from kvchat.engine.kernels.decoder_layers.native import NativeLayers
+from kvchat.engine.kernels.decoder_layers.native import NativeLayers, step_bytes
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan, SpanTable
 from kvchat.engine.kernels.paged_attention.native import span_table
 from kvchat.engine.kernels.quantized_attention import quantize_blocks
-from kvchat.engine.models.probing.decoder_structure import Rotary
+from kvchat.engine.kernels.quantized_linear import QuantizedWeight
+from kvchat.engine.memory.device_pool import DevicePool
+from kvchat.engine.models.probing.decoder_structure import Decoder, Rotary
 
 MOST_ROWS = 16
 """Sequences with at most so many tokens in a step are short."""
@@ -81,57 +84,100 @@ class FusedPools:
                 quantize_blocks(layer.keys, layer.values, quantized_pool(layer.derived), step)
 
 
-class RopeTables:
-    """Cosines and sines of all rotary embeddings of a model, for positions [0, num_positions).
+@dataclass(frozen=True, slots=True, eq=False)
+class Fusion:
+    """Layers of a model as they were matched, and what is around them; on any pool.
 
     Args:
-        most: positions that they ever hold: behind the longest context some embeddings change all others.
+        decoder: the model around its layers.
+        layers: as they were matched.
+        rotaries: all rotary embeddings, by the numbers that layers name.
+        num_positions: that these may be asked for: behind the longest context some change all others.
+        factor: of what the embedding gives.
+        may_round: whether prompts may be computed with products of rounded inputs.
     """
 
-    def __init__(self, rotaries: Sequence[Rotary], most: int) -> None:
-        self._rotaries = rotaries
-        self._most = most
-        self.num_positions = 0
-        self.tables: list[RopeTable] = []
+    decoder: Decoder
+    layers: Sequence[DecoderLayer]
+    rotaries: Sequence[Rotary]
+    num_positions: int
+    factor: float
+    may_round: bool = True
 
-    def grow(self, num_positions: int) -> None:
-        """Make the tables hold so many positions, or some more."""
-        rounded = max(_LEAST_POSITIONS, 1 << (num_positions - 1).bit_length())
-        self.num_positions = max(num_positions, min(rounded, self._most))
-        positions = torch.arange(self.num_positions)[None]
-        self.tables = [
-            RopeTable(cosines=cosines[0].float().contiguous(), sines=sines[0].float().contiguous())
-            for cosines, sines in (rotary(positions) for rotary in self._rotaries)
-        ]
+    def on(self, pool: DevicePool) -> "FusedLayers":
+        """Return the layers with their keys and values in `pool`."""
+        return FusedLayers(self, dict(enumerate(self.layers)), pool)
+
+    def first_of_each_kind(self) -> list[int]:
+        """Return the first layer of each kind: of other parts, other sizes, or another reach."""
+        kinds = [layer.kind for layer in self.layers]
+        return [number for number, kind in enumerate(kinds) if kinds.index(kind) == number]
+
+    def first(self, number: int, offset: int) -> "Fusion":
+        """Return the first layers and what is behind the last, for texts that begin at position `offset`."""
+        decoder = replace(self.decoder, layers=self.decoder.layers[:number])
+        rotaries = [partial(_moved, rotary, offset) for rotary in self.rotaries]
+        fusion = replace(self, decoder=decoder, layers=self.layers[:number], rotaries=rotaries)
+        return replace(fusion, num_positions=self.num_positions - offset)
+
+    @property
+    def is_quantized(self) -> bool:
+        linears = [linear for layer in self.layers for linear in layer.linears]
+        return any(isinstance(linear.weight, QuantizedWeight) for linear in linears)
+
+    def stand_before(self, own: ForwardPass, pool: DevicePool) -> "FusedPass":
+        """Return a pass that computes sequences by fused layers, and by `own` what they do not."""
+        is_quantized = any(layer.derived is not None for layer in pool.layers.values())
+        layers = self.on(pool)
+        most_rows = None if layers.suits_prompts else MOST_ROWS
+        if is_quantized:
+            # A block becomes old when its successor is full. With at most P tokens in the step it was full
+            # before.
+            most_rows = min(MOST_ROWS, pool.block_size)
+        rounds_long = self.may_round and layers.suits_rounded and not is_quantized
+        return FusedPass(own, layers, most_rows, rounds_long=rounds_long)
+
+    def step_bytes(self, num_rows: int, dtype: torch.dtype) -> int:
+        """Return what a step of so many rows allocates: in the layers, and for what they are given.
+
+        Args:
+            dtype: of the pool.
+        """
+        given = self.embed(torch.zeros(1, dtype=torch.int64))
+        return step_bytes(self.layers, num_rows, dtype) + 2 * num_rows * given.nbytes
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Return what the first layer gets of tokens [T], float32 [T, hidden]."""
+        embedded: Tensor = self.decoder.embed(token_ids).float()
+        return embedded if self.factor == 1.0 else embedded * self.factor
+
+
+def _moved(rotary: Rotary, offset: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+    return rotary(positions + offset)
 
 
 class FusedLayers:
     """The way from token ids to logits past the model's own modules.
 
     Args:
-        embed: token ids [T] → what the first layer gets [T, hidden], float32.
-        softcap: bound of the logits, or None.
-        logits_factor: of the logits.
+        fusion: the model around the layers.
+        layers: those that are computed, by the numbers of their pools.
+
+    Raises: ValueError: there is no kernel for them.
     """
 
-    def __init__(
-        self,
-        embed: Callable[[Tensor], Tensor],
-        layers: NativeLayers,
-        ropes: RopeTables,
-        pools: FusedPools,
-        softcap: float | None,
-        logits_factor: float,
-    ) -> None:
-        self._embed = embed
-        self._layers = layers
-        self._ropes = ropes
-        self._pools = pools
-        self._softcap = softcap
-        self._logits_factor = logits_factor
-        self.suits_prompts = layers.suits_prompts
+    def __init__(self, fusion: Fusion, layers: Mapping[int, DecoderLayer], pool: DevicePool) -> None:
+        kept: dict[int, LayerPool | LayerStates] = {**pool.layers, **layer_states(pool.states)}
+        decoder = fusion.decoder
+        self._fusion = fusion
+        self._pools = FusedPools([kept.get(number) for number in layers])
+        self._layers = NativeLayers(
+            list(layers.values()), self._pools.numbered, decoder.last_norm, decoder.head
+        )
+        self._num_positions = 0
+        self.suits_prompts = self._layers.suits_prompts
         """Whether nobody computes many rows faster."""
-        self.suits_rounded = layers.suits_rounded
+        self.suits_rounded = self._layers.suits_rounded
         """Whether nobody computes many rows faster with products of rounded inputs."""
 
     def logits(self, row: InputBatch, *, is_rounded: bool = False) -> Tensor:
@@ -144,7 +190,7 @@ class FusedLayers:
             First quantizes what becomes old with the step, which no token of the step may belong to.
         """
         self._pools.quantize_blocks(row.groups)
-        hidden = self._embed(row.token_ids)
+        hidden = self._fusion.embed(row.token_ids)
         return self._capped(self._layers.logits(hidden, self.step(row), is_rounded=is_rounded))
 
     def logits_behind(self, hidden: Tensor, row: InputBatch) -> Tensor:
@@ -152,10 +198,11 @@ class FusedLayers:
         return self._capped(self._layers.logits(hidden, self.step(row), first=-1))
 
     def _capped(self, logits: Tensor) -> Tensor:
-        if self._logits_factor != 1.0:
-            logits = logits.mul_(self._logits_factor)
-        if self._softcap is not None:
-            logits = logits.div_(self._softcap).tanh_().mul_(self._softcap)
+        decoder = self._fusion.decoder
+        if decoder.logits_factor != 1.0:
+            logits = logits.mul_(decoder.logits_factor)
+        if decoder.softcap is not None:
+            logits = logits.div_(decoder.softcap).tanh_().mul_(decoder.softcap)
         return logits
 
     def hidden(self, hidden: Tensor, row: InputBatch, layer: int, *, is_rounded: bool = False) -> Tensor:
@@ -165,13 +212,25 @@ class FusedLayers:
 
     def step(self, row: InputBatch) -> StepRows:
         last = int(row.positions.max())
-        if last >= self._ropes.num_positions:
-            self._ropes.grow(last + 1)
-            self._layers.take_ropes(self._ropes.tables)
+        if last >= self._num_positions:
+            self._grow_ropes(last + 1)
         groups = [_group_rows(row.groups[group]) for group in self._pools.groups]
         old = [old_blocks(row.groups[group]).blocks for group in self._pools.old]
         states = [_state_rows(row.groups[group]) for group in self._pools.states]
         return StepRows(positions=row.positions, groups=groups, sampling=row.sampling, old=old, states=states)
+
+    def _grow_ropes(self, num_positions: int) -> None:
+        """Give layers cosines and sines of so many positions, or some more."""
+        rounded = max(_LEAST_POSITIONS, 1 << (num_positions - 1).bit_length())
+        self._num_positions = max(num_positions, min(rounded, self._fusion.num_positions))
+        positions = torch.arange(self._num_positions)[None]
+        turns = (rotary(positions) for rotary in self._fusion.rotaries)
+        self._layers.take_ropes(
+            [
+                RopeTable(cosines=cosines[0].float().contiguous(), sines=sines[0].float().contiguous())
+                for cosines, sines in turns
+            ]
+        )
 
 
 def _group_rows(step: AttentionMetadata) -> GroupRows:
@@ -245,16 +304,6 @@ class FusedPass:
                 way = self._long
             ways.setdefault(way, []).append(number)
         return ways
-
-
-def most_short(block_size: int, is_quantized: bool, suits_prompts: bool) -> int | None:
-    """Return the most tokens of a sequence in a step that fused layers compute; None: any number. Pure.
-
-    A block becomes old when its successor is full. With at most P tokens in the step it was full before.
-    """
-    if is_quantized:
-        return min(MOST_ROWS, block_size)
-    return None if suits_prompts else MOST_ROWS
 
 
 def _spans(row: InputBatch) -> Sequence[SequenceSpan]:

@@ -11,23 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kvchat.engine.formats.attention_metadata import AttentionCall, AttentionMetadata
+from kvchat.engine.api.ids import GroupId, RequestId, SequenceId
+from kvchat.engine.formats.attention_metadata import AttentionCall
 from kvchat.engine.formats.format_table import PagedAttention
-from kvchat.engine.formats.recurrent.parts import StateMetadata, StatePart, layer_states
+from kvchat.engine.formats.full.attend import FullMetadataBuilder
+from kvchat.engine.formats.recurrent.parts import StateMetadataBuilder, layer_states
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.forward.model_pass import PackedPass
-from kvchat.engine.forward.runner import InputBatch
-from kvchat.engine.kernels.paged_attention import prepare
-from kvchat.engine.kernels.paged_attention.args import SequenceSpan
+from kvchat.engine.forward.runner import InputBatch, input_batch
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.models.probing.decoder_structure import (
-    Decoder,
-    Unmatched,
-    mixer_of,
-    mixes,
-    router_and_experts,
-)
+from kvchat.engine.models.probing.decoder_structure import Decoder, Unmatched, mixer_of, router_and_experts
 from kvchat.engine.models.state_layers import StatePast, attach_states
+from kvchat.engine.sequences.batch_plan import Chunk
 
 BLOCK_SIZE = 4
 TEXTS = ((0, 5), (37, 3), (20, 1))
@@ -83,43 +78,28 @@ def _num_blocks(position: int, num_tokens: int) -> int:
 
 
 def sample_row(groups: Sequence[Group], module: Any) -> InputBatch:
-    device = module.device
-    positions = torch.cat([torch.arange(start, start + count, device=device) for start, count in TEXTS])
-    spans: list[SequenceSpan] = []
-    slots: list[Tensor] = []
-    first_row = first_block = 0
-    for start, count in TEXTS:
-        blocks = torch.arange(first_block, first_block + _num_blocks(start, count), device=device)
-        spans.append(SequenceSpan(first_row, first_row + count, start, 0, blocks))
-        slots.append(first_block * BLOCK_SIZE + torch.arange(start, start + count, device=device))
-        first_row, first_block = first_row + count, first_block + len(blocks)
+    """Return the tokens of the texts, which go on from blocks, and from states, that `scratch` has."""
     vocab_size = module.config.get_text_config().vocab_size
-    generator = torch.Generator().manual_seed(2)
-    step = {
-        group.id: _parts(device)
-        if group.is_state
-        else AttentionMetadata(
-            slots=torch.cat(slots), spans=spans, prepared=prepare(spans, group.spec.first_visible)
+    counts = [count for _, count in TEXTS]
+    token_ids = torch.randint(1, vocab_size, (sum(counts),), generator=torch.Generator().manual_seed(2))
+    chunks: list[Chunk] = []
+    tables: dict[tuple[SequenceId, GroupId], Tensor] = {}
+    first_block = 0
+    for number, ((start, count), ids) in enumerate(zip(TEXTS, token_ids.split(counts), strict=True)):
+        text = SequenceId(number)
+        # All tokens but the first are drafted, for the logits behind each of them.
+        chunks.append(
+            Chunk(RequestId(number), text, start, tuple(ids.tolist()), samples=True, num_drafted=count - 1)
         )
+        blocks = torch.arange(first_block, first_block + _num_blocks(start, count), device=module.device)
+        states = torch.arange(2 * number + (start == 0), 2 * number + 2, device=module.device)
+        tables |= {(text, group.id): states if group.is_state else blocks for group in groups}
+        first_block += len(blocks)
+    builders = [
+        (StateMetadataBuilder if group.is_state else FullMetadataBuilder)(group, BLOCK_SIZE)
         for group in groups
-    }
-    return InputBatch(
-        token_ids=torch.randint(1, vocab_size, (len(positions),), generator=generator).to(device),
-        positions=positions,
-        groups=step,
-        sampling=torch.arange(len(positions), device=device),
-    )
-
-
-def _parts(device: torch.device) -> StateMetadata:
-    """Return how the texts go on from states and leave others."""
-    parts, row = [], 0
-    for slot, (start, count) in enumerate(TEXTS):
-        reads, writes = torch.tensor([[2 * slot], [2 * slot + 1]], device=device)
-        rows = torch.arange(row, row + count, device=device)
-        parts.append(StatePart(rows, (1, count), reads if start else None, writes))
-        row += count
-    return StateMetadata(torch.zeros(0, dtype=torch.long, device=device), (), parts=parts)
+    ]
+    return input_batch(chunks, tables, builders, module.device)
 
 
 def states_of(pool: DevicePool, layer: int) -> tuple[Tensor, ...]:
@@ -167,7 +147,8 @@ def watch(
             hooks.callback(layer.register_forward_hook(after).remove)
         logits = own.logits(row)
     seen.states = {number: states_of(pool, number) for number in keeping}
-    is_whole = len(seen.calls) + len(keeping) == sum(map(mixes, decoder.layers))
+    num_mixers = sum(mixer_of(layer) is not None for layer in decoder.layers)
+    is_whole = len(seen.calls) + len(keeping) == num_mixers
     is_whole &= len(seen.inputs) == len(seen.outputs) == len(decoder.layers)
     if not is_whole or not all(map(torch.equal, seen.inputs[1:], seen.outputs)):
         raise Unmatched("its layers do not run one after the other, or something stands between them")

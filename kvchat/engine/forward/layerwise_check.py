@@ -1,6 +1,6 @@
 """Layer check: matches decoder layers by structure, then holds a walk through them to the model.
 
-As layers are fused (see `fusion`), on any device and in the model's own dtype.
+As layers are fused (see `fused_check`), on any device and in the model's own dtype.
 """
 
 from dataclasses import replace
@@ -13,18 +13,20 @@ from kvchat.engine.forward.fused_check import (
     UNFUSED,
     FusionSample,
     float_layers,
+    require_everywhere,
     require_logits,
     require_near,
     take_sample,
     told,
 )
-from kvchat.engine.forward.layer_samples import NUM_POSITIONS, scratch, watch
-from kvchat.engine.forward.layerwise_pass import LayerWalk, LayerwisePass
+from kvchat.engine.forward.fused_pass import Fusion
+from kvchat.engine.forward.layer_samples import scratch
+from kvchat.engine.forward.layerwise_pass import LayerwisePass
 from kvchat.engine.forward.model_route import ModelPlan, Route
 from kvchat.engine.forward.runner import ForwardPass
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import LoadedModel
-from kvchat.engine.models.probing.decoder_structure import Unmatched, match_layer
+from kvchat.engine.models.probing.decoder_structure import Unmatched
 
 
 def walking_pass(loaded: LoadedModel, served: ModelPlan, pool: DevicePool) -> tuple[ForwardPass, str | None]:
@@ -42,7 +44,7 @@ def walking_pass(loaded: LoadedModel, served: ModelPlan, pool: DevicePool) -> tu
 
 
 @torch.inference_mode()
-def walk_through(loaded: LoadedModel, served: ModelPlan) -> LayerWalk:
+def walk_through(loaded: LoadedModel, served: ModelPlan) -> Fusion:
     """Return the layers of a model.
 
     Raises: Unmatched: they cannot be walked through; the message says why.
@@ -62,23 +64,8 @@ def walk_through(loaded: LoadedModel, served: ModelPlan) -> LayerWalk:
         raise Unmatched("its layers have no attention or no MLP")
     if any(layer.heads.is_gated for layer in fusion.layers):
         raise Unmatched("its attention is gated")
-    walk = LayerWalk(
-        decoder=fusion.decoder,
-        embed=fusion.embed,
-        layers=fusion.layers,
-        rotaries=fusion.rotaries,
-        dtype=sample.seen.inputs[0].dtype,
-    )
-    _require_same(walk, sample)
-    offset = loaded.max_context - NUM_POSITIONS
-    if offset > 0:
-        moved = replace(sample.row, positions=sample.row.positions + offset)
-        pool = scratch(groups, moved.positions.device)
-        seen, logits = watch(loaded.module, fusion.decoder, pool, moved)
-        _require_same(walk, replace(sample, row=moved, seen=seen, logits=logits))
-    if walk.dtype != torch.float32:
-        _require_structure(walk, sample)
-    return walk
+    require_everywhere(loaded, sample, _require_all)
+    return fusion
 
 
 def _is_plain(group: Group) -> bool:
@@ -87,21 +74,20 @@ def _is_plain(group: Group) -> bool:
     return is_plain and is_fused(spec)
 
 
-def _require_same(walk: LayerWalk, sample: FusionSample) -> None:
-    """Compare every layer and the logits with the model's own."""
-    row = sample.row
-    made = LayerwisePass(walk, scratch(sample.groups, row.positions.device))
-    for number, (given, wanted) in enumerate(zip(sample.seen.inputs, sample.seen.outputs, strict=True)):
+def _require_all(sample: FusionSample) -> bool:
+    """Compare every layer and the logits with the model's own, and one layer of each kind in float32, where
+    rounding hides nothing.
+    """
+    fusion, row, seen = sample.fusion, sample.row, sample.seen
+    made = LayerwisePass(fusion, scratch(sample.groups, row.positions.device))
+    for number, (given, wanted) in enumerate(zip(seen.inputs, seen.outputs, strict=True)):
         require_near(made.hidden(given, row, number).float(), given, wanted, f"layer {number}")
-    require_logits(made.logits(row), sample.logits, walk.dtype)
-
-
-def _require_structure(walk: LayerWalk, sample: FusionSample) -> None:
-    """Compare one layer of each kind in float32, where rounding hides nothing."""
+    require_logits(made.logits(row), sample.logits, made.dtype)
+    if made.dtype == torch.float32:
+        return True
     pool = sample.float_scratch()
     for number, layer, given, wanted in float_layers(sample, pool):
-        spec, rope = pool.layers[number].spec, walk.layers[number].rope
-        layers = list(walk.layers)
-        layers[number] = match_layer(layer, sample.seen.calls[number], spec, rope)
-        made = LayerwisePass(replace(walk, layers=layers), pool)
-        require_near(made.hidden(given, sample.row, number), given, wanted, f"layer {number} in float32")
+        layers = [*fusion.layers[:number], layer, *fusion.layers[number + 1 :]]
+        made = LayerwisePass(replace(fusion, layers=layers), pool)
+        require_near(made.hidden(given, row, number), given, wanted, f"layer {number} in float32")
+    return True

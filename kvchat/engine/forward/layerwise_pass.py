@@ -7,7 +7,6 @@ of tensors, which can be compiled. Dimensions: T rows, R sampling rows, V vocabu
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.formats.attention_metadata import AttentionMetadata, LayerPool
+from kvchat.engine.forward.fused_pass import Fusion
 from kvchat.engine.forward.runner import InputBatch
 from kvchat.engine.kernels.decoder_layers.args import DecoderLayer
 from kvchat.engine.kernels.decoder_layers.torch_layers import (
@@ -34,27 +34,10 @@ from kvchat.engine.kernels.rope_and_store import rope_store
 from kvchat.engine.kernels.rope_and_store.reference import RopeStore
 from kvchat.engine.kernels.store_kv import store_kv
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.models.probing.decoder_structure import Decoder, Rotary
 
 log = logging.getLogger(__name__)
 Between = Callable[[Tensor, Tensor, LayerWeights, LayerWeights], tuple[Tensor, Projected]]
 Compile = Callable[[Between], Between]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerWalk:
-    """What a pass walks through.
-
-    Args:
-        embed: token ids [T] → what the first layer gets, but for its dtype.
-        rotaries: all rotary embeddings, by the numbers that layers name.
-    """
-
-    decoder: Decoder
-    embed: Callable[[Tensor], Tensor]
-    layers: Sequence[DecoderLayer]
-    rotaries: Sequence[Rotary]
-    dtype: torch.dtype
 
 
 class LayerwisePass:
@@ -66,11 +49,12 @@ class LayerwisePass:
 
     follows_from_tensors = True
 
-    def __init__(self, walk: LayerWalk, pool: DevicePool) -> None:
-        self.walk = walk
+    def __init__(self, fusion: Fusion, pool: DevicePool) -> None:
+        self.fusion = fusion
         self._pools = [pool.layers[number] for number in sorted(pool.layers)]
-        self._weights = [weights_of(layer) for layer in walk.layers]
-        self.device = self._weights[0].products[0][0].device
+        self._weights = [weights_of(layer) for layer in fusion.layers]
+        weight, _ = self._weights[0].products[0]
+        self.device, self.dtype = weight.device, weight.dtype
         self._between: list[Between] = []
         self.use(None)
 
@@ -83,7 +67,7 @@ class LayerwisePass:
                 is raised.
         """
         made: dict[Any, Between] = {}
-        layers = self.walk.layers
+        layers = self.fusion.layers
         self._between.clear()
         for layer, following in pairwise(layers):
             kinds = layer.kind, following.kind
@@ -110,16 +94,15 @@ class LayerwisePass:
 
     def logits(self, row: InputBatch) -> Tensor:
         """Write keys and values of every token and return the logits [R, V] of the sampling rows."""
-        walk = self.walk
-        hidden = walk.embed(row.token_ids).to(walk.dtype)
-        ropes = [tuple(part[0] for part in rotary(row.positions[None])) for rotary in walk.rotaries]
-        projected = before_attention(hidden, walk.layers[0])
+        fusion, decoder = self.fusion, self.fusion.decoder
+        hidden = fusion.embed(row.token_ids).to(self.dtype)
+        ropes = self._ropes(row)
+        projected = before_attention(hidden, fusion.layers[0])
         for number, between in enumerate(self._between):
             attended = self._attend(number, projected, ropes, row)
             hidden, projected = between(hidden, attended, *self._weights[number : number + 2])
-        last = len(walk.layers) - 1
-        hidden = after_attention(hidden, self._attend(last, projected, ropes, row), walk.layers[last])
-        decoder = walk.decoder
+        last = len(fusion.layers) - 1
+        hidden = after_attention(hidden, self._attend(last, projected, ropes, row), fusion.layers[last])
         logits = (
             linear_of(norm_of(hidden[row.sampling], decoder.last_norm), decoder.head) * decoder.logits_factor
         )
@@ -127,16 +110,18 @@ class LayerwisePass:
 
     def hidden(self, hidden: Tensor, row: InputBatch, number: int) -> Tensor:
         """Return what one layer makes of `hidden` [T, hidden]."""
-        layer = self.walk.layers[number]
-        ropes = [tuple(part[0] for part in rotary(row.positions[None])) for rotary in self.walk.rotaries]
-        attended = self._attend(number, before_attention(hidden, layer), ropes, row)
+        layer = self.fusion.layers[number]
+        attended = self._attend(number, before_attention(hidden, layer), self._ropes(row), row)
         return after_attention(hidden, attended, layer)
+
+    def _ropes(self, row: InputBatch) -> list[tuple[Tensor, ...]]:
+        return [tuple(part[0] for part in rotary(row.positions[None])) for rotary in self.fusion.rotaries]
 
     def _attend(
         self, number: int, projected: Projected, ropes: Sequence[tuple[Tensor, ...]], row: InputBatch
     ) -> Tensor:
         """Turn and store what a layer projected, and attend."""
-        layer, pool = self.walk.layers[number], self._pools[number]
+        layer, pool = self.fusion.layers[number], self._pools[number]
         step = row.groups[pool.group]
         query = _turned_and_stored(projected, pool, step, None if layer.rope is None else ropes[layer.rope])
         heads = layer.heads

@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.api.ids import GroupId, SequenceId
-from kvchat.engine.cache.block_operations import TableChange
 from kvchat.engine.formats.attention_metadata import AttentionMetadata, Step
 from kvchat.engine.formats.full.attend import FullMetadataBuilder
 from kvchat.engine.sequences.batch_plan import Batch, Chunk
+
+BlockTables = dict[tuple[SequenceId, GroupId], Tensor]
+"""Block ids of each sequence and group by logical number, int64, with room for more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +85,7 @@ class Runner:
         self._builders = builders
         self._short = short
         self._device = forward.device
-        self._tables: dict[tuple[SequenceId, GroupId], Tensor] = {}
+        self._tables: BlockTables = {}
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> Tensor:
@@ -98,19 +100,10 @@ class Runner:
         self.note(batch)
         if self._short is not None and self._short.takes(batch):
             return self._short.logits(batch)
-        chunks = batch.chunks
-        positions = np.concatenate([np.arange(chunk.start, chunk.end) for chunk in chunks])
-        token_ids = [token for chunk in chunks for token in chunk.token_ids]
-        step = Step(chunks=chunks, positions=positions, tables=self._tables, device=self._device)
-        row = InputBatch(
-            token_ids=torch.tensor(token_ids, device=self._device),
-            positions=torch.from_numpy(positions).to(self._device),
-            groups={builder.group.id: builder.build(step) for builder in self._builders},
-            sampling=torch.tensor(_sampling_rows(chunks), dtype=torch.long, device=self._device),
-        )
+        row = input_batch(batch.chunks, self._tables, self._builders, self._device)
         logits = self._forward.logits(row).float()
         for builder in self._builders:
-            builder.finish(chunks, row.groups[builder.group.id])
+            builder.finish(batch.chunks, row.groups[builder.group.id])
         return logits
 
     @torch.inference_mode()
@@ -128,34 +121,48 @@ class Runner:
         """Take over the changes of block tables that come with any batch, computed here or not."""
         if self._short is not None:
             self._short.note(batch)
-        for change in batch.changes:
-            self._apply(change)
-            if change.start == 0:
-                self._forget(change.sequence)  # it may have become another text
-        for sequence in batch.dropped:
-            self._forget(sequence)
+        update_tables(self._tables, batch, [builder.group.id for builder in self._builders], self._device)
+        # What begins anew may have become another text.
+        for sequence in (*(one.sequence for one in batch.changes if one.start == 0), *batch.dropped):
             for builder in self._builders:
-                self._tables.pop((sequence, builder.group.id), None)
+                builder.forget(sequence)
 
-    def _forget(self, sequence: SequenceId) -> None:
-        for builder in self._builders:
-            builder.forget(sequence)
 
-    def _apply(self, change: TableChange) -> None:
-        table = self._tables.get((change.sequence, change.group))
-        end = change.start + len(change.block_ids)
-        if table is None or table.numel() < end:
-            grown = torch.zeros(max(2 * end, 16), dtype=torch.long, device=self._device)
+@torch.inference_mode()
+def update_tables(tables: BlockTables, batch: Batch, groups: Sequence[GroupId], device: torch.device) -> None:
+    """Bring block tables on a device up to date with a batch, those of `groups` if it drops a sequence."""
+    for change in batch.changes:
+        name, end = (change.sequence, change.group), change.start + len(change.block_ids)
+        table = tables.get(name)
+        if table is None or len(table) < end:
+            grown = torch.zeros(max(2 * end, 16), dtype=torch.long, device=device)
             if table is not None:
-                grown[: table.numel()] = table
-            table = self._tables[change.sequence, change.group] = grown
-        table[change.start : end] = torch.tensor(change.block_ids, device=self._device)
+                grown[: len(table)] = table
+            table = tables[name] = grown
+        table[change.start : end] = torch.tensor(change.block_ids, device=device)
+    for sequence in batch.dropped:
+        for group in groups:
+            tables.pop((sequence, group), None)
 
 
-def _sampling_rows(chunks: Sequence[Chunk]) -> list[int]:
-    rows: list[int] = []
+def input_batch(
+    chunks: Sequence[Chunk],
+    tables: BlockTables,
+    builders: Sequence[FullMetadataBuilder],
+    device: torch.device,
+) -> InputBatch:
+    """Return the tokens of chunks in one row, placed by block tables as in `Step`."""
+    positions = np.concatenate([np.arange(chunk.start, chunk.end) for chunk in chunks])
+    token_ids = [token for chunk in chunks for token in chunk.token_ids]
+    step = Step(chunks=chunks, positions=positions, tables=tables, device=device)
+    sampling: list[int] = []
     end = 0
     for chunk in chunks:
-        end += chunk.end - chunk.start
-        rows += range(end - chunk.num_rows, end)
-    return rows
+        end += len(chunk.token_ids)
+        sampling += range(end - chunk.num_rows, end)
+    return InputBatch(
+        token_ids=torch.tensor(token_ids, device=device),
+        positions=torch.from_numpy(positions).to(device),
+        groups={builder.group.id: builder.build(step) for builder in builders},
+        sampling=torch.tensor(sampling, dtype=torch.long, device=device),
+    )

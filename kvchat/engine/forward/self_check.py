@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvchat.engine.api.ids import BlockId, RequestId, SequenceId
-from kvchat.engine.cache.block_operations import TableChange
+from kvchat.engine.api.ids import RequestId, SequenceId
 from kvchat.engine.formats.format_table import metadata_builders
 from kvchat.engine.formats.spec import Group
-from kvchat.engine.forward.runner import ForwardPass, Runner
+from kvchat.engine.forward.runner import ForwardPass, input_batch
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.hook import (
     IMPLEMENTATION,
@@ -27,7 +26,7 @@ from kvchat.engine.models.hook import (
 from kvchat.engine.models.load import LoadedModel
 from kvchat.engine.models.probing.attention_probe import model_name
 from kvchat.engine.models.probing.first_layers import first_layers, num_telling_layers
-from kvchat.engine.sequences.batch_plan import Batch, Chunk
+from kvchat.engine.sequences.batch_plan import Chunk
 from kvchat.errors import UnsupportedModel
 
 BLOCK_SIZE = 4
@@ -35,8 +34,8 @@ LENGTHS = (12, 7)
 """Tokens of the two texts."""
 CUTS = ((0, 7, 12), (0, 4, 7))
 """Where each text is cut into chunks; those of one number are computed together."""
-TOLERANCE = 1e-3
-COARSE_TOLERANCE = 0.1
+LOGITS_TOLERANCE = {torch.float32: 1e-3}
+COARSE_LOGITS_TOLERANCE = 0.1
 """At 16 bits, for the median row: rounding, and experts that swap places in a near-tie, move single ones."""
 
 
@@ -66,11 +65,16 @@ def require_own_logits(
     distances = _distances(found, wanted)
     is_coarse = module.dtype != torch.float32
     distance = float(distances.median() if is_coarse else distances.max()) if distances.numel() else 0.0
-    if distance > (COARSE_TOLERANCE if is_coarse else TOLERANCE):
+    if distance > logits_tolerance(module.dtype):
         raise UnsupportedModel(
             f"{model_name(module.config)} computes other logits on kvchat's cache than by itself "
             f"(they differ by {distance:.2g} of their size)"
         )
+
+
+def logits_tolerance(dtype: torch.dtype) -> float:
+    """Return by how much of their size logits may differ between two ways to compute them in a dtype."""
+    return LOGITS_TOLERANCE.get(dtype, COARSE_LOGITS_TOLERANCE)
 
 
 def _texts(vocab_size: int) -> list[Tensor]:
@@ -98,6 +102,7 @@ def _own_logits(module: Any, texts: Sequence[Tensor]) -> Tensor:
     return torch.cat(rows)
 
 
+@torch.inference_mode()
 def _logits(
     module: Any,
     groups: tuple[Group, ...],
@@ -108,22 +113,17 @@ def _logits(
     num_blocks = -(-max(LENGTHS) // BLOCK_SIZE)
     sizes = {group.id: num_blocks * len(texts) for group in groups}
     pool = DevicePool(groups, sizes, BLOCK_SIZE, module.device)
-    runner = Runner(make_pass(pool), metadata_builders(groups, BLOCK_SIZE))
-    changes = tuple(
-        TableChange(SequenceId(number), group.id, 0, _blocks(number, num_blocks))
+    forward, builders = make_pass(pool), metadata_builders(groups, BLOCK_SIZE)
+    tables = {
+        (SequenceId(number), group.id): torch.arange(num_blocks, device=module.device) + number * num_blocks
         for number in range(len(texts))
         for group in groups
-    )
+    }
     rounds = []
     for part in range(len(CUTS[0]) - 1):
-        chunks = tuple(_chunk(number, text, part) for number, text in enumerate(texts))
-        rounds.append(runner.run(Batch(chunks=chunks, moves=(), changes=changes, dropped=())))
-        changes = ()
+        chunks = [_chunk(number, text, part) for number, text in enumerate(texts)]
+        rounds.append(forward.logits(input_batch(chunks, tables, builders, module.device)).float())
     return torch.stack(rounds, dim=1).flatten(0, 1)
-
-
-def _blocks(number: int, num_blocks: int) -> tuple[BlockId, ...]:
-    return tuple(map(BlockId, range(number * num_blocks, (number + 1) * num_blocks)))
 
 
 def _chunk(number: int, text: Tensor, part: int) -> Chunk:

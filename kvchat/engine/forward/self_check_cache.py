@@ -1,10 +1,11 @@
 """Self-check cache: results and measurements of earlier starts with the same model.
 
-A model is held to itself when it is loaded (`self_check`, `fusion`), and what its steps allocate is measured
-(`activation_memory`). All of it follows from the weights' bytes, their config, and what computes: the code of
-kvchat, torch and transformers, the native kernels, the processor, and how many threads. A record is named by
-a digest of these, so whatever changes one of them has everything looked at anew. Only what was passed is
-kept: what failed is tried again, and says why again (but for compiled layers, see `compile_choice`).
+A model is held to itself when it is loaded (`self_check`, `fused_check`), and what its steps allocate is
+measured (`activation_memory`). All of it follows from the weights' bytes, their config, and what computes:
+the code of kvchat, torch and transformers, the native kernels, the processor, and how many threads. A record
+is named by a digest of these, so whatever changes one of them has everything looked at anew. Only what was
+passed is kept: what failed is tried again, and says why again (but for compiled layers, see
+`compile_choice`).
 """
 
 import json

@@ -107,17 +107,12 @@ def meaning_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return _without(config, _VOLATILE)
 
 
-def fingerprint(checkpoint: Checkpoint, storage: Storage) -> bytes:
-    """Return the 32-byte digest that every block key of a model descends from.
-
-    It depends on the weights' bytes, on what the configs mean, and on how K and V are computed and kept; not
-    on names and places, nor on device, thread count or library version.
-    """
-    return digest_of(fields_of(checkpoint, storage))
-
-
 def fields_of(checkpoint: Checkpoint, storage: Storage) -> dict[str, Any]:
-    """Return what a fingerprint is taken over, by name, as JSON keeps it."""
+    """Return what a fingerprint is taken over, by name, as JSON keeps it.
+
+    It is the weights' bytes, what the configs mean, and how K and V are computed and kept; not names and
+    places, nor device, thread count or library version.
+    """
     of_groups = {"rope_layouts": storage.rope_layouts, "states": storage.states}
     return {
         name: {str(group): text for group, text in fields.items()}
@@ -139,7 +134,9 @@ def fields_of(checkpoint: Checkpoint, storage: Storage) -> dict[str, Any]:
 
 
 def digest_of(fields: Mapping[str, Any]) -> bytes:
-    """Return the digest of what `fields_of` returns, or of the same read back from JSON."""
+    """Return the 32-byte digest that every block key of a model descends from, of what `fields_of` returns or
+    of the same read back from JSON.
+    """
     canonical = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
     return blake2b(canonical, digest_size=FINGERPRINT_BYTES, person=_PERSON).digest()
 

@@ -13,10 +13,14 @@ from typing import Any, Final
 
 import torch
 import transformers
-from safetensors import safe_open
 from torch import Tensor, nn
 
-from kvchat.engine.models.checkpoints.model_directory_check import adapter_weights, check_adapter, read_config
+from kvchat.engine.models.checkpoints.model_directory_check import (
+    adapter_weights,
+    check_adapter,
+    check_safetensors,
+    read_config,
+)
 from kvchat.engine.models.latent import check_latent_sizes
 from kvchat.errors import ConfigError, KvchatError, ModelUnreadable, OutOfMemory, UnsupportedModel
 
@@ -159,7 +163,7 @@ def class_for(config: Any) -> Any:
 def _read(load: Callable[[], Any], model_dir: Path) -> Any:
     try:
         return load()
-    except MemoryError as error:
+    except (MemoryError, torch.OutOfMemoryError) as error:
         raise OutOfMemory(f"the weights in {model_dir} do not fit into memory") from error
     except ValueError as error:
         if "not recognize" in str(error) or "Unrecognized" in str(error):
@@ -167,8 +171,6 @@ def _read(load: Callable[[], Any], model_dir: Path) -> Any:
                 f"{model_dir}: this architecture is not a known causal language model"
             ) from error
         raise ModelUnreadable(f"{model_dir} cannot be loaded: {error}") from error
-    except torch.OutOfMemoryError as error:
-        raise OutOfMemory(f"the weights in {model_dir} do not fit on the device") from error
     except Exception as error:  # whatever a damaged directory makes the library raise
         raise ModelUnreadable(f"{model_dir} cannot be loaded: {type(error).__name__}: {error}") from error
 
@@ -275,26 +277,17 @@ def merge_adapter(module: Any, adapter_dir: Path) -> Any:
 
 
 def _merged(module: Any, adapter_dir: Path) -> Any:
+    """Refuses an adapter of which a part has no place in the model, or that leaves a place empty."""
     import peft
 
     model = peft.PeftModel.from_pretrained(module, adapter_dir, torch_device="cpu", local_files_only=True)
-    _require_all_used(model, adapter_dir)
-    return model.merge_and_unload(safe_merge=True)
-
-
-def _require_all_used(model: Any, adapter_dir: Path) -> None:
-    """Refuse an adapter of which a part has no place in the model, or that leaves a place empty."""
-    import peft
-
     wanted = set(peft.get_peft_model_state_dict(model, save_embedding_layers=False))
-    with safe_open(adapter_weights(adapter_dir), framework="pt") as file:
-        given = set(file.keys())
-    missing = sorted(wanted - given)
-    foreign = sorted(given - wanted - model.state_dict().keys())
-    if missing:
+    given = check_safetensors(adapter_weights(adapter_dir)).keys()
+    if missing := sorted(wanted - given):
         raise _no_fit(adapter_dir, f"it lacks {missing[0]}")
-    if foreign:
+    if foreign := sorted(given - wanted - model.state_dict().keys()):
         raise _no_fit(adapter_dir, f"the model has no place for {foreign[0]}")
+    return model.merge_and_unload(safe_merge=True)
 
 
 def _no_fit(adapter_dir: Path, reason: str) -> UnsupportedModel:

@@ -23,7 +23,7 @@ from kvchat.engine.models.cache_stand_ins import Name, PackedPast
 from kvchat.engine.models.native_scans import native_forward
 from kvchat.engine.models.state_adapters import adapted_forward
 
-_ATTRIBUTE, _OWN = "kvchat_states", "kvchat_own_forward"
+_OWN = "kvchat_own_forward"
 
 
 class _States(Cache):
@@ -164,27 +164,20 @@ def attach_states(keepers: Sequence[nn.Module], past: StatePast, *, is_sequentia
         own = getattr(keeper, _OWN, None) or keeper.forward
         forward = adapted_forward(keeper, past) or own
         if is_sequential:
-            past.give_slots(_layer_of(keeper))
-            forward = native_forward(keeper, partial(_slots_of, keeper))
+            layer: Any = keeper.layer_idx
+            past.give_slots(layer)
+            forward = native_forward(keeper, partial(past.slots, layer))
         setattr(keeper, _OWN, own)
-        keeper.forward = _by_parts(keeper, forward, own)
-        setattr(keeper, _ATTRIBUTE, past)
+        keeper.forward = _by_parts(past, forward, own)
 
 
-def _layer_of(keeper: nn.Module) -> int:
-    return keeper.layer_idx  # type: ignore[return-value]
+def _by_parts(past: StatePast, forward: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a layer's `forward` for parts of a step; `own` is the model's, which runs by itself.
 
-
-def _slots_of(keeper: nn.Module) -> StateSlots:
-    past: StatePast = getattr(keeper, _ATTRIBUTE)
-    return past.slots(_layer_of(keeper))
-
-
-def _by_parts(keeper: nn.Module, forward: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a layer's `forward` for parts of a step; `own` is the model's, which runs by itself."""
+    It is a function and no object, so that a copy of the layer has it and no copy of all states.
+    """
 
     def by_parts(*args: Any, **kwargs: Any) -> Any:
-        past: StatePast = getattr(keeper, _ATTRIBUTE)
         parts = past.parts
         if not parts:  # the model runs by itself
             return own(*args, **kwargs)

@@ -22,7 +22,7 @@ from kvchat.engine.models.checkpoints.prepared import (
 )
 from kvchat.engine.models.checkpoints.quantize import write_quantized
 from kvchat.engine.models.checkpoints.weight_digests import WeightDigests
-from kvchat.engine.models.fingerprint import Checkpoint, read_checkpoint
+from kvchat.engine.models.fingerprint import read_checkpoint
 from kvchat.engine.models.load import LoadedModel, load_model
 from kvchat.errors import ConfigError
 
@@ -54,10 +54,6 @@ class WeightForm:
         """Raises: ModelError, CapacityError: as `load_model`."""
         return load_model(self.model_dir, self.dtype, device, self.adapter_dir, may_map=self.may_map)
 
-    def checkpoint(self, digests: WeightDigests) -> Checkpoint:
-        """See `read_checkpoint`."""
-        return read_checkpoint(self.model_dir, self.adapter_dir, digests)
-
 
 @contextmanager
 def in_wanted_form(
@@ -81,18 +77,12 @@ def in_wanted_form(
         )
         kept = PreparedCheckpoints(directory, digests, room.weights_limit)
         if is_fp8:
-            form = _expanded(form, kept, report, room.make)
+            key = key_of(read_checkpoint(source.model_dir, None, digests), EXPANDED, "auto")
+            path = kept.get(key, lambda made: write_expanded(source.model_dir, made, report, room.make))
+            form = replace(form, model_dir=path, may_map=True)
         if config.weights in QUANTIZED:
             form = _quantized(form, config.weights, kept, report, room.make)
         yield form
-
-
-def _expanded(
-    form: WeightForm, kept: PreparedCheckpoints, report: Callable[[str], None], make_room: MakeRoom
-) -> WeightForm:
-    key = key_of(read_checkpoint(form.model_dir, None, kept.digests), EXPANDED, "auto")
-    path = kept.get(key, lambda directory: write_expanded(form.model_dir, directory, report, make_room))
-    return replace(form, model_dir=path, may_map=True)
 
 
 def _quantized(
@@ -109,7 +99,7 @@ def _quantized(
         module = replace(form, may_map=True).load(torch.device("cpu")).module
         write_quantized(module, form.model_dir, directory, weights, report, make_room)
 
-    key = key_of(form.checkpoint(kept.digests), weights, form.dtype)
+    key = key_of(read_checkpoint(form.model_dir, form.adapter_dir, kept.digests), weights, form.dtype)
     return replace(form, model_dir=kept.get(key, make), adapter_dir=None, may_map=True)
 
 

@@ -151,25 +151,20 @@ class Converted:
     freed_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
-    """A stored block of a path."""
+@dataclass(slots=True, kw_only=True)
+class _Block:
+    """A stored block of a path, which is to be converted.
+
+    Args:
+        exact_parent, parent: names of the block before it, as an exact block and as a converted one.
+        stored: the groups that have it.
+        groups: those in which it will be; grows with every path that it is on.
+    """
 
     token_ids: tuple[int, ...]
+    exact_parent: BlockKey
     parent: BlockKey
-    groups: frozenset[GroupId]
-
-    @property
-    def key(self) -> BlockKey:
-        return block_key(self.parent, self.token_ids)
-
-
-@dataclass(slots=True, kw_only=True)
-class _Planned:
-    """A block that is to be converted. `groups`: in which it will be; grows with every path that it is on."""
-
-    found: _Found
-    parent: BlockKey
+    stored: frozenset[GroupId]
     groups: set[GroupId] = field(default_factory=set)
 
 
@@ -194,17 +189,18 @@ class Conversion:
         self._source = source
         self._target = target
         self._size = source.block_size
-        self._blocks: dict[BlockKey, _Planned] = {}
+        self._blocks: dict[BlockKey, _Block] = {}
+        """By their names as converted ones."""
         for path in paths:
-            self._plan(self._whole(list(self._stored(path, roots[0]))), roots[1])
+            self._plan(self._whole(list(self._stored(path, *roots))))
 
     @property
     def planned(self) -> Converted:
         """What there will be once all is converted. Pure."""
         blocks = self._blocks.values()
         return Converted(
-            num_tokens=sum(len(block.found.token_ids) for block in blocks),
-            exact_bytes=sum(_bytes(self._source, block.found.groups) for block in blocks),
+            num_tokens=sum(len(block.token_ids) for block in blocks),
+            exact_bytes=sum(_bytes(self._source, block.stored) for block in blocks),
             num_bytes=sum(_bytes(self._target, block.groups) for block in blocks),
         )
 
@@ -216,7 +212,7 @@ class Conversion:
             StorageError: there is no room for them beside the exact ones, said before anything is read or
                 goes; or the disk refuses.
         """
-        keys = [block.found.key for block in self._blocks.values()]
+        keys = [block_key(block.exact_parent, block.token_ids) for block in self._blocks.values()]
         with self._target.room_for(self._headers(), self._source, keys):
             try:
                 self._convert(report)
@@ -240,7 +236,7 @@ class Conversion:
     def _headers(self) -> Iterator[BlockHeader]:
         for key, block in self._blocks.items():
             for group in sorted(block.groups):
-                yield BlockHeader(key=key, parent=block.parent, group=group, token_ids=block.found.token_ids)
+                yield BlockHeader(key=key, parent=block.parent, group=group, token_ids=block.token_ids)
 
     def _convert(self, report: Callable[[str], None]) -> None:
         """Convert run by run; each is written while the next one is read and quantized."""
@@ -256,11 +252,11 @@ class Conversion:
             if written is not None:
                 written.result()
 
-    def _converted(self, run: Sequence[_Planned]) -> list[NewBlock]:
+    def _converted(self, run: Sequence[_Block]) -> list[NewBlock]:
         payloads = [self._read(block) for block in run]
         converted = self._converter.convert(payloads, lambda group, place: group in run[place].groups)
         return [
-            NewBlock(group, block.parent, block.found.token_ids, bytes(payload))
+            NewBlock(group, block.parent, block.token_ids, bytes(payload))
             for block, parts in zip(run, converted, strict=True)
             for group, payload in parts.items()
         ]
@@ -272,11 +268,10 @@ class Conversion:
                 "give it more with KVCHAT_KV_DISK_BYTES for as long as this takes"
             )
 
-    def _read(self, block: _Planned) -> Payloads:
-        found = block.found
+    def _read(self, block: _Block) -> Payloads:
         payloads: dict[GroupId, bytes] = {}
         for group in set[GroupId]().union(*map(self._converter.sources, block.groups)):
-            payload = self._source.read(group, found.parent, u32le(found.token_ids))
+            payload = self._source.read(group, block.exact_parent, u32le(block.token_ids))
             if payload is None:
                 raise CacheError(
                     "an exact block of this session is damaged, or went while it was read; nothing was "
@@ -285,38 +280,34 @@ class Conversion:
             payloads[group] = payload
         return payloads
 
-    def _plan(self, blocks: Sequence[_Found], root: BlockKey) -> None:
+    def _plan(self, blocks: Sequence[_Block]) -> None:
         num_tokens = sum(len(block.token_ids) for block in blocks)
-        parent = root
-        for number, found in enumerate(blocks):
-            key = block_key(parent, found.token_ids)
-            planned = self._blocks.setdefault(key, _Planned(found=found, parent=parent))
+        for number, block in enumerate(blocks):
+            planned = self._blocks.setdefault(block_key(block.parent, block.token_ids), block)
             planned.groups.update(
                 group.id for group in self._converter.target.groups if self._holds(group, number, num_tokens)
             )
-            parent = key
 
-    def _stored(self, path: Sequence[int], root: BlockKey) -> Iterator[_Found]:
+    def _stored(self, path: Sequence[int], exact_root: BlockKey, root: BlockKey) -> Iterator[_Block]:
         """Yield the stored blocks that a path begins with, the tail behind them included."""
         needed = {group.id for group in self._converter.exact.groups if group.spec.max_visible is None}
-        parent, start = root, 0
+        exact_parent, parent, start = exact_root, root, 0
         while len(ids := tuple(path[start : start + self._size])) == self._size:
-            key = block_key(parent, ids)
+            key = block_key(exact_parent, ids)
             groups = frozenset(self._source.groups_of(key))
             if not needed <= groups:
                 break
-            yield _Found(token_ids=ids, parent=parent, groups=groups)
-            parent, start = key, start + self._size
+            yield _Block(token_ids=ids, exact_parent=exact_parent, parent=parent, stored=groups)
+            exact_parent, parent, start = key, block_key(parent, ids), start + self._size
         tails = [
-            _Found(token_ids=tail, parent=parent, groups=frozenset(self._source.groups_of(key)))
-            for key, tail in self._source.tails_behind(parent)
-            if ids[: len(tail)] == tail
+            _Block(token_ids=tail, exact_parent=exact_parent, parent=parent, stored=groups)
+            for key, tail in self._source.tails_behind(exact_parent)
+            if ids[: len(tail)] == tail and needed <= (groups := frozenset(self._source.groups_of(key)))
         ]
-        whole = [tail for tail in tails if needed <= tail.groups]
-        if whole:
-            yield max(whole, key=lambda tail: len(tail.token_ids))
+        if tails:
+            yield max(tails, key=lambda tail: len(tail.token_ids))
 
-    def _whole(self, blocks: list[_Found]) -> list[_Found]:
+    def _whole(self, blocks: list[_Block]) -> list[_Block]:
         """Return the first of these up to where layers with a window have all that they still see."""
         windows = [group for group in self._converter.exact.groups if group.spec.max_visible is not None]
         num_tokens = sum(len(block.token_ids) for block in blocks)
@@ -326,7 +317,7 @@ class Conversion:
                 for group in windows
                 for number in range(group.spec.first_visible(num_tokens) // self._size, end)
             )
-            if all(group in blocks[number].groups for group, number in in_sight):
+            if all(group in blocks[number].stored for group, number in in_sight):
                 return blocks[:end]
             num_tokens -= len(blocks[end - 1].token_ids)
         return []

@@ -5,6 +5,7 @@ token, before it the same tokens, on the exact cache and in a format. Dimensions
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from time import perf_counter
@@ -133,6 +134,8 @@ class Gauge:
 
     def __init__(self, candidate: Candidate, config: EngineConfig, num_copies: int = 1) -> None:
         self.num_copies = num_copies
+        self.max_context = candidate.loaded.max_context
+        """The most tokens of a text."""
         self._served = candidate.served
         self._loaded = candidate.loaded
         self._block_size = config.block_size
@@ -150,14 +153,14 @@ class Gauge:
         device = choose_device(config.device)
         return cls(candidate, config, _num_copies(candidate.loaded, device, config.threads))
 
-    @property
-    def max_context(self) -> int:
-        """The most tokens of a text."""
-        return self._loaded.max_context
-
     def supported(self, formats: Iterable[str]) -> tuple[str, ...]:
         """Return those of some formats in which this model can be stored and computed. Pure."""
-        return tuple(one for one in formats if self._is_supported(one))
+        found = []
+        for one in formats:
+            with suppress(ConfigError):
+                self._groups(one)
+                found.append(one)
+        return tuple(found)
 
     def replay(self, cache_format: str, max_len: int, back_len: int = 0) -> Replay:
         """Return a replay in a format; it computes from now on.
@@ -232,13 +235,6 @@ class Gauge:
             require_steps(view, self._chunk_len)
         return groups_in(self._served, cache_format, self._block_size)
 
-    def _is_supported(self, cache_format: str) -> bool:
-        try:
-            self._groups(cache_format)
-        except ConfigError:
-            return False
-        return True
-
     def _require(self, text: Text, formats: Sequence[str], layers_in: str | None) -> None:
         for cache_format in formats:
             self._groups(cache_format)
@@ -246,9 +242,9 @@ class Gauge:
             raise ConfigError(f"'{layers_in}' quantizes no layer of this model; give --layers another format")
         if not text.wanted:
             raise UsageError("there is no answer to replay; ask something first")
-        if len(text.token_ids) > self._loaded.max_context:
+        if len(text.token_ids) > self.max_context:
             raise ContextOverflow(
-                f"{len(text.token_ids)} tokens exceed this model's context of {self._loaded.max_context}"
+                f"{len(text.token_ids)} tokens exceed this model's context of {self.max_context}"
             )
         most = MOST_ROWS // self._loaded.vocab_size
         if len(text.wanted) > most:
@@ -257,13 +253,18 @@ class Gauge:
     def _format_loss(self, text: Text, truth: _Truth, cache_format: str, *, is_converted: bool) -> FormatLoss:
         start_s = perf_counter()
         replay = self.replay(cache_format, len(text.token_ids))
-        found = self._losses(text, truth, replay, is_converted=is_converted)
+        is_converted = is_converted and not replay.is_view  # the blocks of a view are exact as they are
+        start = text.start if is_converted else 0
+        if is_converted:
+            replay.convert(truth.replay, start)
+        found = predict(replay, text, start)
+        wanted = torch.tensor([text.token_ids[position] for position in text.wanted])
         return FormatLoss(
             cache_format=cache_format,
             num_bytes=replay.num_bytes(len(text.token_ids)),
             token_bytes=replay.token_bytes(len(text.token_ids)),
-            loss=found.loss(),
-            is_converted=is_converted and not replay.is_view,
+            loss=token_losses(truth.logits, found, wanted).loss(),
+            is_converted=is_converted,
             seconds=perf_counter() - start_s,
         )
 
@@ -272,17 +273,9 @@ class Gauge:
     ) -> Iterator[LayerLoss]:
         for layer in self.quantized_layers(cache_format):
             report(f"replaying with layer {layer} alone in {cache_format} …")
-            replay = self.replay(f"exact; layers {layer}={cache_format}", len(text.token_ids))
-            found = self._losses(text, truth, replay, is_converted=True)
-            yield LayerLoss(layer=layer, cache_format=cache_format, loss=found.loss())
-
-    def _losses(self, text: Text, truth: _Truth, replay: Replay, *, is_converted: bool) -> TokenLosses:
-        is_converted = is_converted and not replay.is_view  # the blocks of a view are exact as they are
-        start = text.start if is_converted else 0
-        if is_converted:
-            replay.convert(truth.replay, start)
-        wanted = torch.tensor([text.token_ids[position] for position in text.wanted])
-        return token_losses(truth.logits, predict(replay, text, start), wanted)
+            alone = f"exact; layers {layer}={cache_format}"
+            found = self._format_loss(text, truth, alone, is_converted=True)
+            yield LayerLoss(layer=layer, cache_format=cache_format, loss=found.loss)
 
 
 def _num_copies(loaded: LoadedModel, device: torch.device, num_threads: int | None) -> int:

@@ -138,10 +138,11 @@ class Replay:
         assert self._runner is not None, "begin comes first"
         assert start + len(token_ids) <= self.size.max_len
         num_silent = len(token_ids) - num_rows
-        pieces = _pieces(num_silent, len(token_ids), self.size.chunk_len)
-        if self.follows_prompts:
-            pieces = self._cut(start, len(token_ids))
-        for first, end in pieces:
+        end = 0
+        while end < len(token_ids):
+            most = min(self.size.chunk_len, len(token_ids) - end)
+            first, end = end, end + self._schedule.step_len(start + end, most)
+            assert first < end, "what pruning looks at is computed in one piece"
             samples = end > num_silent
             self._changes += self._state_tables(start + first)
             chunk = Chunk(
@@ -249,17 +250,6 @@ class Replay:
         )
         return min(whole, sum(held) / num_tokens)
 
-    def _cut(self, start: int, num_tokens: int) -> list[tuple[int, int]]:
-        """Cut tokens into the pieces in which they are computed where it matters where prompts end."""
-        pieces: list[tuple[int, int]] = []
-        first = 0
-        while first < num_tokens:
-            length = self._schedule.step_len(start + first, min(self.size.chunk_len, num_tokens - first))
-            assert length, "what pruning looks at is computed in one piece"
-            pieces.append((first, first + length))
-            first += length
-        return pieces
-
     def _hidden_ranges(self, num_tokens: int) -> tuple[tuple[GroupId, tuple[HiddenRange, ...]], ...]:
         size = self.size.block_size
         return tuple(
@@ -292,15 +282,6 @@ class Replay:
             for group in self.groups
             if not group.is_state
         ]
-
-
-def _pieces(num_silent: int, num_tokens: int, chunk_len: int) -> list[tuple[int, int]]:
-    """Cut tokens into pieces; none holds both tokens with and without wanted logits."""
-    return [
-        (first, min(first + chunk_len, end))
-        for start, end in ((0, num_silent), (num_silent, num_tokens))
-        for first in range(start, end, chunk_len)
-    ]
 
 
 def _ring(group: Group, size: ReplaySize) -> int:

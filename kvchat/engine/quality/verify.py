@@ -265,12 +265,9 @@ class Verifier:
         """Compute one block behind what is stored before it, and compare it."""
         end = self._end(target)
         past = self._stored_past(targets, target.number * self._size)
-        has_past = all(
-            past(number, group.id) is not None
-            for group in self._groups
-            for number in self._seen(group, target.number * self._size)
-        )
-        start = target.number * self._size if has_past else 0
+        start = target.number * self._size
+        if not self._is_seen_in(past, start):
+            start = 0
         for block in self._recompute.blocks(path[:end], start, past, [end]):
             if block.number == target.number:
                 self._compare(target, block, keep=False)
@@ -279,13 +276,20 @@ class Verifier:
     def _end(self, target: PathBlock) -> int:
         return target.number * self._size + len(target.token_ids)
 
-    def _seen(self, group: Group, position: int) -> range:
-        """Return the numbers of the blocks that a query sees in a group, or behind which its state stands."""
-        if group.is_state:
-            number = (position - 1) // self._size
-            return range(max(0, number), number + 1)
-        first = group.spec.first_visible(position) // self._size
-        return range(first, group.num_blocks(position, self._size))
+    def _is_seen_in(self, past: ReadPast, position: int) -> bool:
+        """Whether a past has the blocks that a query sees in each group, or behind which its state stands."""
+        last = (position - 1) // self._size
+        return all(
+            past(number, group.id) is not None
+            for group in self._groups
+            for number in (
+                range(max(0, last), last + 1)
+                if group.is_state
+                else range(
+                    group.spec.first_visible(position) // self._size, group.num_blocks(position, self._size)
+                )
+            )
+        )
 
     def _stored_past(self, targets: abc.Sequence[PathBlock], end: int) -> ReadPast:
         """Return a reader of what is stored of a path before `end`: the longest at each place, and the state
@@ -348,12 +352,7 @@ class Verifier:
         path = path[: end + any(group.is_state for group in self._groups)]
         last = len(path) - 1
         stored = self._stored_past(targets, last)
-        is_stored = all(
-            stored(number, group.id) is not None
-            for group in self._groups
-            for number in self._seen(group, last)
-        )
-        if last < 1 or not is_stored:
+        if last < 1 or not self._is_seen_in(stored, last):
             return
         computed = self._recompute.last_logits(path, start, past)
         found = relative(self._recompute.last_logits(path, last, stored), computed)

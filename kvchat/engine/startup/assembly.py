@@ -23,7 +23,8 @@ from kvchat.engine.formats.shadow.memory import ShadowedMemory, divided, in_host
 from kvchat.engine.formats.shadow.shadows import Shadows
 from kvchat.engine.formats.shadow.spec import shadow_specs
 from kvchat.engine.formats.spec import Group, Lifetime
-from kvchat.engine.forward.fused_check import Fusion, fused_pass, fusion_of
+from kvchat.engine.forward.fused_check import fused_pass, fusion_of
+from kvchat.engine.forward.fused_pass import Fusion
 from kvchat.engine.forward.kernel_sizes import shadow_sizes
 from kvchat.engine.forward.layerwise_check import walking_pass
 from kvchat.engine.forward.runner import ForwardPass, Runner

@@ -8,7 +8,7 @@ import torch
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.formats.spec import Group, Selection
 from kvchat.engine.forward.compile_choice import choose
-from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeGraphRunner, Limits
+from kvchat.engine.forward.decode_graphs import DecodeGraphRunner, Limits, compute_anew
 from kvchat.engine.forward.layerwise_pass import LayerwisePass
 from kvchat.engine.forward.model_pass import PackedPass
 from kvchat.engine.forward.runner import ForwardPass
@@ -81,7 +81,7 @@ def recorded_bytes(
     if not can_record(forward, groups):
         return 0
     limits = limits_of(groups, pool, lengths.context_len)
-    return DecodeGraphRunner(forward, groups, limits, ComputesAnew()).recorded_bytes()
+    return DecodeGraphRunner(forward, groups, limits, compute_anew).recorded_bytes()
 
 
 class CudaGraphs:
@@ -133,7 +133,7 @@ def short_steps(
     device = forward.device
     if device.type != "cuda" or debugs() or not can_record(forward, groups):
         return None
-    steps = DecodeGraphRunner(forward, groups, limits, CudaGraphs(device))
+    steps = DecodeGraphRunner(forward, groups, limits, CudaGraphs(device).record)
     if isinstance(forward, LayerwisePass) and cache_dir is not None:
         choose(forward, steps.time_smallest, cache_dir, report)
     seconds = steps.prepare(report, lambda: free_bytes(device) >= reserve_bytes)

@@ -28,7 +28,7 @@ from kvchat.engine.memory.disk.open_tier import open_store
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.models.checkpoints.model_directory_check import ADAPTER_CONFIG, check_adapter, check_model
 from kvchat.engine.models.checkpoints.weight_digests import WeightDigests
-from kvchat.engine.models.fingerprint import Checkpoint, Storage, digest_of, fields_of
+from kvchat.engine.models.fingerprint import Checkpoint, Storage, digest_of, fields_of, read_checkpoint
 from kvchat.engine.models.known_fingerprints import remember
 from kvchat.engine.models.linear.packed import overwrite, tensors_of
 from kvchat.engine.models.load import LoadedModel
@@ -77,9 +77,9 @@ def load_candidate(
         check_adapter(source.adapter_dir)
     digests = WeightDigests(config.cache_dir / DIGESTS_FILE if config.cache_dir else None)
     with in_wanted_form(source, config, digests, report) as form:
-        checkpoint = form.checkpoint(digests)
+        checkpoint = read_checkpoint(form.model_dir, form.adapter_dir, digests)
         loaded = form.load(device)
-        if form.checkpoint(digests) != checkpoint:
+        if read_checkpoint(form.model_dir, form.adapter_dir, digests) != checkpoint:
             raise ModelUnreadable(f"{source.model_dir} was changed while it was loaded. Try again.")
     digests.save()
     # Before the route is chosen, which is by what kernels compute.

@@ -11,7 +11,7 @@ from kvchat.engine.api.ids import BlockId, RequestId, SequenceId
 from kvchat.engine.cache.block_operations import TableChange
 from kvchat.engine.formats.format_table import metadata_builders
 from kvchat.engine.forward.activation_memory import peak_bytes
-from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeGraphRunner, Limits
+from kvchat.engine.forward.decode_graphs import DecodeGraphRunner, Limits, compute_anew
 from kvchat.engine.forward.model_route import ModelPlan, choose_route
 from kvchat.engine.forward.runner import Runner
 from kvchat.engine.memory.device_pool import DevicePool
@@ -60,7 +60,7 @@ class Sequences:
         """Return prepared steps on the same pool, which know all tables."""
         num_slots = {group.id: NUM_BLOCKS * BLOCK_SIZE for group in self.served.groups}
         limits = Limits(block_size=BLOCK_SIZE, context_len=CONTEXT_LEN, num_slots=num_slots)
-        made = DecodeGraphRunner(self.forward, self.served.groups, limits, ComputesAnew(), batch_sizes)
+        made = DecodeGraphRunner(self.forward, self.served.groups, limits, compute_anew, batch_sizes)
         made.prepare()
         made.note(Batch((), (), tuple(self.changes), ()))
         return made
@@ -124,13 +124,12 @@ def test_a_batch_takes_the_smallest_size_that_it_fits_into(sequences: Sequences)
 
 
 def test_a_step_that_cannot_be_recorded_is_not_used(tiny: Any, caplog: pytest.LogCaptureFixture) -> None:
-    class Fails:
-        def record(self, step: Any) -> Any:
-            raise RuntimeError("operation not permitted when stream is capturing")
+    def fails(step: Any) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing")
 
     sequences = open_sequences(tiny("llama"))
     steps = sequences.steps((2,))
-    steps._recorder = Fails()
+    steps._record = fails
     steps.prepare()
     assert not steps.takes(sequences.last([0]))
     assert "not permitted" in caplog.text
@@ -139,13 +138,9 @@ def test_a_step_that_cannot_be_recorded_is_not_used(tiny: Any, caplog: pytest.Lo
 def test_a_step_that_computes_other_numbers_when_it_is_repeated_is_not_used(
     tiny: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Forgets:
-        def record(self, step: Any) -> Any:
-            return lambda: None
-
     sequences = open_sequences(tiny("llama"))
     steps = sequences.steps((2,))
-    steps._recorder = Forgets()
+    steps._record = lambda step: lambda: None
     steps.prepare()
     assert not steps.takes(sequences.last([0]))
     assert "other numbers" in caplog.text
@@ -202,7 +197,7 @@ def test_recorded_steps_leave_what_other_steps_need(
     sequences = open_sequences(tiny("llama"))
     card = Card(1200, reserve_bytes, comes_back=comes_back)
     limits = Limits(block_size=BLOCK_SIZE, context_len=CONTEXT_LEN, num_slots={})
-    steps = DecodeGraphRunner(sequences.forward, sequences.served.groups, limits, card, (1, 2, 8))
+    steps = DecodeGraphRunner(sequences.forward, sequences.served.groups, limits, card.record, (1, 2, 8))
     steps.prepare(leaves_enough=lambda: card.left() >= reserve_bytes)
     kept = {size.num_rows for size in steps._steps}
     assert kept == (fitting if comes_back or 8 in fitting else set())
@@ -221,7 +216,7 @@ def test_what_recorded_steps_hold_is_known_before_there_are_any(tiny: Any) -> No
     def foreseen(batch_sizes: Sequence[int]) -> int:
         groups = sequences.served.groups
         return DecodeGraphRunner(
-            sequences.forward, groups, limits, ComputesAnew(), batch_sizes
+            sequences.forward, groups, limits, compute_anew, batch_sizes
         ).recorded_bytes()
 
     one, large, both = foreseen((1,)), foreseen((8,)), foreseen((1, 8))
@@ -233,4 +228,4 @@ def test_what_recorded_steps_hold_is_known_before_there_are_any(tiny: Any) -> No
     for found, rows in ((one, (1,)), (large, (8,)), (both, (1, 8))):
         assert found >= sum(held[number] for number in rows) + peaks[max(rows)]
     assert both == large + held[1]
-    assert DecodeGraphRunner(sequences.forward, (), limits, ComputesAnew(), ()).recorded_bytes() == 0
+    assert DecodeGraphRunner(sequences.forward, (), limits, compute_anew, ()).recorded_bytes() == 0

@@ -8,7 +8,7 @@ import torch
 
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.forward.compile_choice import choose, fingerprint_of
-from kvchat.engine.forward.decode_graphs import ComputesAnew, DecodeGraphRunner
+from kvchat.engine.forward.decode_graphs import DecodeGraphRunner, compute_anew
 from kvchat.engine.forward.layerwise_check import walk_through, walking_pass
 from kvchat.engine.forward.layerwise_pass import LayerwisePass
 from kvchat.engine.memory.device_pool import DevicePool
@@ -105,7 +105,7 @@ def steps_of(candidate: Candidate) -> tuple[LayerwisePass, DecodeGraphRunner]:
         layer.values.zero_()
     forward, _ = walking_pass(candidate.loaded, candidate.served, pool)
     assert isinstance(forward, LayerwisePass)
-    return forward, DecodeGraphRunner(forward, groups, limits_of(groups, pool, 128), ComputesAnew(), (2,))
+    return forward, DecodeGraphRunner(forward, groups, limits_of(groups, pool, 128), compute_anew, (2,))
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -189,9 +189,9 @@ def test_a_choice_is_of_one_shape_type_and_version(tiny: TinyModels, monkeypatch
     names = set()
     for changes, dtype in (({}, "float32"), ({}, "bfloat16"), ({"intermediate_size": 96}, "float32")):
         candidate = load(tiny("llama", **changes), dtype)
-        names.add(fingerprint_of(walk_through(candidate.loaded, candidate.served), CPU))
-    walk = walk_through(candidate.loaded, candidate.served)
-    names.add(fingerprint_of(walk, torch.device("mps")))
+        forward, _ = steps_of(candidate)
+        names.add(fingerprint_of(forward, CPU))
+    names.add(fingerprint_of(forward, torch.device("mps")))
     monkeypatch.setattr("kvchat.engine.forward.compile_choice.version", lambda package: "0")
-    names.add(fingerprint_of(walk, CPU))
+    names.add(fingerprint_of(forward, CPU))
     assert len(names) == 5

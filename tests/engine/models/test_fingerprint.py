@@ -10,7 +10,7 @@ import pytest
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.memory.disk.block_file import Region
 from kvchat.engine.models.checkpoints.weight_digests import WeightDigests
-from kvchat.engine.models.fingerprint import Storage, fingerprint, read_checkpoint
+from kvchat.engine.models.fingerprint import Storage, digest_of, fields_of, read_checkpoint
 from kvchat.errors import ModelUnreadable
 from tests.engine.models.checkpoint_files import (
     perturb,
@@ -34,9 +34,8 @@ def of(model_dir: Path, adapter_dir: Path | None = None, **changes: object) -> b
         "block_size": 64,
         "layouts": {GroupId(0): LAYOUT},
     }
-    return fingerprint(
-        read_checkpoint(model_dir, adapter_dir, WeightDigests(None)), Storage(**storage | changes)
-    )
+    checkpoint = read_checkpoint(model_dir, adapter_dir, WeightDigests(None))
+    return digest_of(fields_of(checkpoint, Storage(**storage | changes)))
 
 
 def test_one_perturbed_weight_is_another_model(tmp_path: Path) -> None:

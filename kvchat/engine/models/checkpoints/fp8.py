@@ -15,7 +15,12 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from kvchat.engine.models.checkpoints.model_directory_check import INDEX_FILE, read_config, weight_files
+from kvchat.engine.models.checkpoints.model_directory_check import (
+    INDEX_FILE,
+    check_safetensors,
+    read_config,
+    weight_files,
+)
 from kvchat.engine.models.checkpoints.prepared import MakeRoom, copy_if_there
 from kvchat.engine.models.load import DTYPES
 from kvchat.errors import ModelUnreadable, UnsupportedModel
@@ -58,7 +63,7 @@ def write_expanded(
     name = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
     dtype = DTYPES.get(name.removeprefix("torch."), torch.bfloat16)
     files = weight_files(model_dir)
-    places = _places(files)
+    places = {name: file for file in files for name in check_safetensors(file)}
     for count, file in enumerate(files):
         report(f"expanding 8-bit floats, {count / len(files):.0%}; only this once")
         with safe_open(file, "pt") as tensors:
@@ -96,14 +101,6 @@ def _plain(
         return expand(tensor, factors, (int(block[0]), int(block[1]))).to(dtype)
     except ValueError as error:
         raise ModelUnreadable(f"{name} has {error}. Fetch the model again.") from error
-
-
-def _places(files: tuple[Path, ...]) -> dict[str, Path]:
-    places: dict[str, Path] = {}
-    for file in files:
-        with safe_open(file, "pt") as tensors:
-            places |= dict.fromkeys(tensors.keys(), file)
-    return places
 
 
 def _write_index(model_dir: Path, directory: Path) -> None:

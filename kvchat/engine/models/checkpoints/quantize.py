@@ -77,7 +77,10 @@ def write_checkpoint(
         codings: what is quantized, by the name of the layer; nothing may be.
     """
     save_file(tensors, directory / WEIGHTS_FILE, {"format": "pt"})
-    written = dict(config) | ({"quantization_config": describe(codings)} if codings else {})
+    written = dict(config)
+    if codings:
+        layers = {name: [coding.bits, coding.group, coding.has_minima] for name, coding in codings.items()}
+        written["quantization_config"] = {"quant_method": METHOD, "version": VERSION, "layers": layers}
     (directory / "config.json").write_text(json.dumps(written, indent=1), encoding="utf-8")
 
 
@@ -102,15 +105,9 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return tensors
 
 
-def describe(codings: Mapping[str, Coding]) -> dict[str, Any]:
-    """Return the `quantization_config` of a checkpoint with these layers quantized."""
-    layers = {name: [coding.bits, coding.group, coding.has_minima] for name, coding in codings.items()}
-    return {"quant_method": METHOD, "version": VERSION, "layers": layers}
-
-
 @register_quantization_config(METHOD)
 class QuantizedLayers(QuantizationConfigMixin):
-    """What `describe` returned.
+    """The `quantization_config` that `write_checkpoint` writes.
 
     Raises: ValueError: it was written by another version, or names no codings.
     """

@@ -6,7 +6,7 @@ them, and of nothing else. Norms and activations are tried out. Whether the whol
 says is not decided here; see `engine/forward/fused_check.py`.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import signature
 from math import inf
@@ -90,7 +90,6 @@ class Decoder:
     Args:
         embed: token ids → what the first layer gets, but for a factor.
         rotary: computes cosines and sines; None: nothing is turned.
-        layer_types: of which it computes some for each, where it asks for a type.
         softcap: bound of the logits, or None.
         logits_factor: of the logits.
     """
@@ -100,7 +99,6 @@ class Decoder:
     last_norm: Norm
     head: Linear
     rotary: Callable[..., tuple[Tensor, Tensor]] | None
-    layer_types: Collection[str]
     softcap: float | None
     logits_factor: float
 
@@ -125,10 +123,17 @@ def match_decoder(module: Any) -> Decoder:
         last_norm=match_norm(_part_of(inner[0], *norms)),
         head=match_linear(module.get_output_embeddings()),
         rotary=getattr(inner[0], "rotary_emb", None),
-        layer_types=set(getattr(text, "layer_types", None) or ()),
         softcap=getattr(text, "final_logit_softcapping", None),
         logits_factor=1.0 / (getattr(text, "logits_scaling", None) or 1.0),
     )
+
+
+def rotary_options(embedding: Any) -> list[dict[str, str]]:
+    """Return the options with which a rotary embedding may be called: for each type of layer, if it asks."""
+    if "layer_type" not in signature(embedding.forward).parameters:
+        return [{}]
+    kinds = getattr(embedding, "layer_types", None) or getattr(embedding.config, "layer_types", None)
+    return [{"layer_type": kind} for kind in sorted(set(kinds or ()))]
 
 
 def match_layer(
@@ -174,23 +179,12 @@ def match_layer(
     return matched
 
 
-def mixes(layer: Any) -> bool:
-    """Whether a layer lets tokens see those before them.
+def mixer_of(layer: Any) -> Any:
+    """Return what lets the tokens of a layer see those before them, None where nothing does.
 
-    Raises: Unmatched: it is of another structure.
+    Raises: Unmatched: the layer is of another structure.
     """
-    return _halves(layer)[0] is not None
-
-
-def mixer_of(layer: Any) -> nn.Module:
-    """Return what lets the tokens of a layer see those before them.
-
-    Raises: Unmatched: there is nothing, or it is unknown.
-    """
-    mixer, _ = _halves(layer)
-    if mixer is None:
-        raise Unmatched("its layers have other parts")
-    return mixer
+    return _halves(layer)[0]
 
 
 def _halves(layer: Any) -> tuple[nn.Module | None, nn.Module | None]:
@@ -262,7 +256,7 @@ def _norm_names(layer: Any) -> dict[str, str]:
     """Return the names of a layer's norms, each with what it stands before or after."""
     own = _child_names(layer)
     if own == _ONE_HALF:
-        return {"norm": "before_attention" if mixes(layer) else "before_mlp"}
+        return {"norm": "before_mlp" if mixer_of(layer) is None else "before_attention"}
     own -= {*_MIXERS, *_MLPS, _BESIDE_MLP}
     names = next((names for names in NORM_NAMES if own == set(names)), None)
     if names is None:
@@ -283,7 +277,7 @@ def _mlp(mlp: Any, before: Norm, after: Norm | None) -> Mlp:
 
 def unturned_key(layer: Any, given: Tensor, key: Tensor) -> Tensor:
     """Return the keys [.., H_kv, D] of a layer that attends, of what it is given, before they are turned."""
-    attention: Any = mixer_of(layer)
+    attention = mixer_of(layer)
     before = next(name for name, place in _norm_names(layer).items() if place == "before_attention")
     projected: Tensor = attention.k_proj(getattr(layer, before)(given)).view(key.shape)
     _, norm = _head_norms(attention)

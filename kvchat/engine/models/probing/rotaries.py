@@ -16,6 +16,7 @@ from kvchat.engine.formats.attention_metadata import AttentionCall
 from kvchat.engine.formats.shadow.rotary import CosinesAndSines, Rotary
 from kvchat.engine.models.hook import attach
 from kvchat.engine.models.probing.attention_probe import model_name
+from kvchat.engine.models.probing.decoder_structure import rotary_options
 from kvchat.errors import UnsupportedModel
 
 POSITIONS = (1, 3, 11, 40, 63, 200)
@@ -88,15 +89,10 @@ def _rotary(layer: int, at_zero: Tensor, turned: Tensor, sources: Collection[Cos
 def _sources(module: nn.Module) -> Iterator[CosinesAndSines]:
     """Yield every way in which the model's own embeddings may be called."""
     for embedding in module.modules():
-        parameters = signature(embedding.forward).parameters
-        if _NAME not in type(embedding).__name__ or "position_ids" not in parameters:
-            continue
-        if "layer_type" not in parameters:
-            yield partial(_turn, embedding, {})
-            continue
-        kinds = getattr(embedding, "layer_types", None) or getattr(embedding.config, "layer_types", None)
-        for kind in sorted(set(kinds or ())):
-            yield partial(_turn, embedding, {"layer_type": kind})
+        is_rotary = _NAME in type(embedding).__name__
+        if is_rotary and "position_ids" in signature(embedding.forward).parameters:
+            for options in rotary_options(embedding):
+                yield partial(_turn, embedding, options)
 
 
 def _turn(embedding: Any, options: dict[str, str], positions: Tensor) -> tuple[Tensor, Tensor]:
