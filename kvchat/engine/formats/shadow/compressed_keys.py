@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kvchat.engine.formats.shadow.copy_on_write_rows import Held, Rows
 from kvchat.engine.formats.shadow.rotary import Rotary
-from kvchat.engine.formats.shadow.settings import CODED_LEN, PIECE_LEN, ShadowSettings
+from kvchat.engine.formats.shadow.settings import CHUNK_SIZE, CODED_LEN, PIECE_LEN, ShadowSettings
 from kvchat.engine.kernels.shadow_kv import reference, restore_keys
 from kvchat.engine.kernels.shadow_kv.args import Change, Landmarks, Rotations
 from kvchat.engine.kernels.shadow_kv.torch_fallback import products
@@ -210,7 +210,7 @@ class CompressedKeys:
 
     def _try_basis(self, segment: Segment) -> bool:
         """Put the newest segment on a basis, if it is long enough and one holds it; return whether it is."""
-        num_tokens = len(segment.rows) * self._settings.chunk_size
+        num_tokens = len(segment.rows) * CHUNK_SIZE
         if num_tokens < segment.next_try:
             return False
         parts = [stand.numbers() for stand in segment.stands()]
@@ -235,7 +235,7 @@ class CompressedKeys:
         projections, _ = self._projected(keys, basis.directions.to(self._dtype), first_chunk)
         directions = Rows((self._rank,), self._dtype, self._held, page_rows=1)
         directions.append(basis.directions)
-        rows = Rows((self._settings.chunk_size, self._num_kept), self._dtype, self._held)
+        rows = Rows((CHUNK_SIZE, self._num_kept), self._dtype, self._held)
         rows.append(projections[..., : self._num_kept])
         return Segment(first_chunk=first_chunk, rows=rows, directions=directions, next_try=0)
 
@@ -255,23 +255,23 @@ class CompressedKeys:
             total += float(before.double().square().sum())
             lost += float((before - part.float() @ wide.T).double().square().sum())
             parts.append(part)
-        projections = torch.cat(parts).unflatten(0, (-1, self._settings.chunk_size))
+        projections = torch.cat(parts).unflatten(0, (-1, CHUNK_SIZE))
         return projections, lost / total if total else 0.0
 
     def _unturned(self, keys: Tensor, first_chunk: int) -> Iterator[Tensor]:
         """Yield keys before rotation [n, H_kv * D], some thousand tokens at a time."""
-        start = first_chunk * self._settings.chunk_size
+        start = first_chunk * CHUNK_SIZE
         for at in range(0, len(keys), PIECE_LEN):
             piece = keys[at : at + PIECE_LEN]
             positions = torch.arange(start + at, start + at + len(piece), device=keys.device)
             yield self.rotary.unturned(piece, positions).flatten(1)
 
     def _chunks(self, keys: Tensor) -> Tensor:
-        return keys.unflatten(0, (-1, self._settings.chunk_size))
+        return keys.unflatten(0, (-1, CHUNK_SIZE))
 
     def _exact_segment(self, keys: Tensor, first_chunk: int, next_try: int) -> Segment:
         """Return a segment of keys on no basis: few as they are, many as codes."""
-        shape, is_coded = (self._settings.chunk_size, *self._heads), len(keys) >= CODED_LEN
+        shape, is_coded = (CHUNK_SIZE, *self._heads), len(keys) >= CODED_LEN
         segment = Segment(
             first_chunk=first_chunk,
             rows=Rows(shape, torch.int8 if is_coded else self._dtype, self._held),

@@ -18,7 +18,7 @@ from kvchat.engine.formats.shadow.copy_on_write_rows import Held, Rows
 from kvchat.engine.formats.shadow.gpu_resources import GpuResources
 from kvchat.engine.formats.shadow.layer_store import LayerStore
 from kvchat.engine.formats.shadow.rotary import Rotary
-from kvchat.engine.formats.shadow.settings import CHUNK_SIZE, PIECE_LEN, ShadowSettings
+from kvchat.engine.formats.shadow.settings import CHUNK_SIZE, NUM_LOCAL, PIECE_LEN, ShadowSettings
 from kvchat.engine.kernels.paged_attention.args import KVPair
 from kvchat.engine.kernels.shadow_kv import chosen_attention, chunk_scores, load_chunks, reference
 from kvchat.engine.kernels.shadow_kv.args import Change, ChunkChoice
@@ -99,7 +99,7 @@ class ShadowLayer:
         """
         assert len(keys) >= settings.least_len
         layer = cls(settings, LayerStore.empty_for(settings, rotary, keys, values, held), remote)
-        end = (len(keys) // settings.chunk_size - settings.num_local) * settings.chunk_size
+        end = (len(keys) // CHUNK_SIZE - NUM_LOCAL) * CHUNK_SIZE
         layer._append(keys[end:], values[end:])
         layer._keep_always(keys[:end], values[:end])
         layer._compress(keys[:end])
@@ -117,7 +117,7 @@ class ShadowLayer:
 
     @property
     def num_tokens(self) -> int:
-        return self.num_compressed * self.settings.chunk_size + self.tail_len
+        return self.num_compressed * CHUNK_SIZE + self.tail_len
 
     def attend(
         self, query: Tensor, keys: Tensor, values: Tensor, softmax_scale: float, source: BlockChunks
@@ -143,8 +143,7 @@ class ShadowLayer:
 
     def compress_full(self) -> None:
         """Compress generated tokens, if there are as many as may stay exact; the local chunks stay."""
-        num_full = self.tail_len // self.settings.chunk_size - self.settings.num_local
-        num_tokens = num_full * self.settings.chunk_size
+        num_tokens = (self.tail_len // CHUNK_SIZE - NUM_LOCAL) * CHUNK_SIZE
         if num_tokens < self.settings.exact_len:
             return
         old = self.stock.tail_keys, self.stock.tail_values
@@ -175,7 +174,7 @@ class ShadowLayer:
 
     def _next_cut(self) -> int:
         """Return how many tokens lie before the next place where a prompt is divided."""
-        compressed_at = self.settings.exact_len + self.settings.num_local * self.settings.chunk_size
+        compressed_at = self.settings.exact_len + NUM_LOCAL * CHUNK_SIZE
         block = self.settings.query_block
         return min(block - self.num_tokens % block, compressed_at - self.tail_len)
 
@@ -185,19 +184,20 @@ class ShadowLayer:
 
     def _keep_always(self, keys: Tensor, values: Tensor) -> None:
         """Keep the first chunk, and those that their landmarks speak for least, as they are."""
-        size, stock = self.settings.chunk_size, self.stock
-        likeness = torch.cat([reference.likeness(piece, size) for piece in keys[size:].split(PIECE_LEN)])
+        stock = self.stock
+        pieces = keys[CHUNK_SIZE:].split(PIECE_LEN)
+        likeness = torch.cat([reference.likeness(piece, CHUNK_SIZE) for piece in pieces])
         others = reference.least_alike(likeness, self.settings.num_outliers) + 1
         stock.always = torch.cat((others.new_zeros(len(others), 1), others), dim=1)
         heads = torch.arange(len(others), device=keys.device)[:, None]
         for rows, side in ((stock.always_keys, keys), (stock.always_values, values)):
-            chunks = side.unflatten(0, (-1, size)).transpose(1, 2)  # [C, H_kv, c, D]
+            chunks = side.unflatten(0, (-1, CHUNK_SIZE)).transpose(1, 2)  # [C, H_kv, c, D]
             rows.append(chunks[stock.always, heads].flatten(0, 1))
 
     def _compress(self, keys: Tensor) -> None:
         """Give tokens with keys [C * c, H_kv, D] away, which follow those that are compressed already."""
-        size, stock = self.settings.chunk_size, self.stock
-        means = [reference.landmarks(piece, size).to(keys.dtype) for piece in keys.split(PIECE_LEN)]
+        stock = self.stock
+        means = [reference.landmarks(piece, CHUNK_SIZE).to(keys.dtype) for piece in keys.split(PIECE_LEN)]
         stock.landmarks.append(torch.cat(means))
         # What is seen of a chunk must not depend on when it was chosen first.
         stock.working.forget_from(stock.compressed_keys.compress(keys))
@@ -265,7 +265,7 @@ class ShadowLayer:
             stands=tuple(stock.compressed_keys.stands(stock.landmarks)),
             always=stock.always,
             num_chosen=self._num_chosen,
-            chunk_size=self.settings.chunk_size,
+            chunk_size=CHUNK_SIZE,
             num_tokens=self.num_tokens,
             softmax_scale=softmax_scale,
             before=self._chosen_before,
@@ -307,7 +307,7 @@ class ShadowLayer:
 
     def _attended_len(self, num_chosen: int) -> int:
         """Return how many tokens a step sees: nothing is dropped that is not compressed."""
-        return (self.settings.num_always + num_chosen) * self.settings.chunk_size + self.tail_len
+        return (self.settings.num_always + num_chosen) * CHUNK_SIZE + self.tail_len
 
 
 def _parts(always: Rows, working: Tensor, tail: Rows) -> tuple[Tensor, ...]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from kvchat.engine.formats.shadow.compressed_keys import CompressedKeys
 from kvchat.engine.formats.shadow.copy_on_write_rows import Held, Rows
 from kvchat.engine.formats.shadow.rotary import Rotary
-from kvchat.engine.formats.shadow.settings import ShadowSettings
+from kvchat.engine.formats.shadow.settings import CHUNK_SIZE, ShadowSettings
 from kvchat.engine.formats.shadow.working_set import WorkingSet
 
 
@@ -42,16 +42,16 @@ class LayerStore:
         cls, settings: ShadowSettings, rotary: Rotary, keys: Tensor, values: Tensor, held: Held
     ) -> "LayerStore":
         """Return an empty stock for keys [n, H_kv, D] and values [n, H_kv, D_v] such as these."""
-        (num_heads, dim), size = keys.shape[1:], settings.chunk_size
+        num_heads, dim = keys.shape[1:]
         num_held = settings.num_chosen if settings.is_remote else 0
-        working = [side.new_empty(side.shape[1], num_held, size, side.shape[2]) for side in (keys, values)]
+        working = [side.new_empty(num_heads, num_held, CHUNK_SIZE, side.shape[2]) for side in (keys, values)]
         return cls(
             landmarks=Rows(keys.shape[1:], keys.dtype, held),
             tail_keys=Rows(keys.shape[1:], keys.dtype, held),
             tail_values=Rows(values.shape[1:], values.dtype, held),
             always=torch.empty(num_heads, 0, dtype=torch.int64, device=keys.device),
-            always_keys=Rows((size, dim), keys.dtype, held, page_rows=1),
-            always_values=Rows((size, values.shape[2]), values.dtype, held, page_rows=1),
+            always_keys=Rows((CHUNK_SIZE, dim), keys.dtype, held, page_rows=1),
+            always_values=Rows((CHUNK_SIZE, values.shape[2]), values.dtype, held, page_rows=1),
             compressed_keys=CompressedKeys(settings, rotary, (num_heads, dim), keys.dtype, held),
             working=WorkingSet(working[0], working[1], held),
         )

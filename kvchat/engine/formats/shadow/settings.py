@@ -20,7 +20,9 @@ GAIN_FACTOR = 4
 MOST_RANK = 160
 RANK_SHARE = 0.156
 CHUNK_SIZE = 8
+"""Tokens that are chosen together."""
 NUM_LOCAL = 4
+"""The last full chunks, which are never given away."""
 QUERY_BLOCK = 64
 OUTLIERS_PER_CHUNKS = (3, 16)
 """So many outliers for so many chosen chunks: 24 for 1,024 tokens, as published."""
@@ -34,9 +36,7 @@ class ShadowSettings:
 
     Args:
         budget: tokens that a step chooses.
-        chunk_size: tokens that are chosen together.
         num_outliers: chunks of a head that stay exact on the device since their landmark says little of them.
-        num_local: the last full chunks, which are never given away.
         exact_len: generated tokens that stay exact beside the local chunks before they are compressed.
         query_block: queries of a prompt that choose together.
         rank: of the basis; None for the usual one for the width of the keys.
@@ -47,9 +47,7 @@ class ShadowSettings:
     """
 
     budget: int = 2048
-    chunk_size: int = CHUNK_SIZE
     num_outliers: int = 48
-    num_local: int = NUM_LOCAL
     exact_len: int = 512
     query_block: int = QUERY_BLOCK
     rank: int | None = None
@@ -59,7 +57,7 @@ class ShadowSettings:
     @property
     def num_chosen(self) -> int:
         """Chunks that a step chooses."""
-        return self.budget // self.chunk_size
+        return self.budget // CHUNK_SIZE
 
     @property
     def num_always(self) -> int:
@@ -69,12 +67,12 @@ class ShadowSettings:
     @property
     def step_len(self) -> int:
         """Tokens that a step attends to at least."""
-        return self.budget + (self.num_outliers + self.num_local) * self.chunk_size
+        return self.budget + (self.num_outliers + NUM_LOCAL) * CHUNK_SIZE
 
     @property
     def least_len(self) -> int:
         """The shortest context that can be divided at all."""
-        return (self.num_always + self.num_local + 1) * self.chunk_size
+        return (self.num_always + NUM_LOCAL + 1) * CHUNK_SIZE
 
     def rank_for(self, width: int) -> int:
         """Return the rank of the basis for keys of `width` numbers, all heads together."""
@@ -88,7 +86,7 @@ def most_bytes(settings: ShadowSettings, spec: CacheSpec, num_tokens: int) -> in
     step sees. On a GPU, which has the larger of codes and projections, two working sets too: the prompt's and
     the sequence's.
     """
-    size, width = settings.chunk_size, spec.num_kv_heads * spec.head_dim_k
+    size, width = CHUNK_SIZE, spec.num_kv_heads * spec.head_dim_k
     rank, element_size = settings.rank_for(width), ITEM_BYTES[spec.dtype]
     num_chunks = max(num_tokens // size, PAGE_ROWS)
     exact = settings.num_always * size + size + PAGE_ROWS  # of the tail, whose last page is not full

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kvchat.engine.formats.shadow.compressed_keys import LEAST_PER_RANK, CompressedKeys
 from kvchat.engine.formats.shadow.copy_on_write_rows import Held, Rows
+from kvchat.engine.formats.shadow.settings import CHUNK_SIZE as CHUNK
 from kvchat.engine.formats.shadow.settings import CODED_LEN, PIECE_LEN, ShadowSettings
 from kvchat.engine.kernels.shadow_kv import reference
 from kvchat.engine.kernels.shadow_kv.args import Change
@@ -25,8 +26,6 @@ from tests.engine.formats.shadow.contexts import (
 )
 
 pytestmark = pytest.mark.cpu
-
-CHUNK = SMALL.chunk_size
 
 
 def compressed(settings: ShadowSettings = REMOTE, held: Held | None = None) -> CompressedKeys:

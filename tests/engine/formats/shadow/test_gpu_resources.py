@@ -14,7 +14,7 @@ from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.shadow.copy_on_write_rows import Held
 from kvchat.engine.formats.shadow.layer import ShadowLayer
 from kvchat.engine.formats.shadow.memory import table_bytes
-from kvchat.engine.formats.shadow.settings import TABLE_STEP, most_bytes
+from kvchat.engine.formats.shadow.settings import CHUNK_SIZE, TABLE_STEP, most_bytes
 from kvchat.engine.formats.shadow.shadows import Shadows
 from kvchat.engine.formats.shadow.working_set import EMPTY, WorkingSet
 from kvchat.engine.kernels.shadow_kv import torch_fallback
@@ -66,7 +66,7 @@ def test_it_chooses_and_answers_what_a_processors_does(stride: int) -> None:
         torch.testing.assert_close(out, wanted, atol=1e-4, rtol=1e-4)
         assert [step.attended_len for step in steps] == [step.attended_len for step in wanted_steps]
         assert [int(step.num_fetched) for step in steps] == [step.num_fetched for step in wanted_steps]
-    assert remote.num_compressed == known.num_compressed > PROMPT // SMALL.chunk_size
+    assert remote.num_compressed == known.num_compressed > PROMPT // CHUNK_SIZE
 
 
 def test_blocks_of_another_text_show() -> None:

@@ -9,7 +9,8 @@ import torch
 from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.shadow.copy_on_write_rows import Held
 from kvchat.engine.formats.shadow.layer import ShadowLayer
-from kvchat.engine.formats.shadow.settings import PAGE_ROWS
+from kvchat.engine.formats.shadow.settings import CHUNK_SIZE as CHUNK
+from kvchat.engine.formats.shadow.settings import NUM_LOCAL, PAGE_ROWS
 from kvchat.engine.formats.shadow.working_set import EMPTY
 from kvchat.engine.kernels.shadow_kv.args import Change
 from tests.engine.formats.shadow.contexts import (
@@ -38,7 +39,6 @@ from tests.engine.formats.shadow.expected_bytes import expected_device_bytes
 pytestmark = pytest.mark.cpu
 
 PROMPT = 403
-CHUNK = SMALL.chunk_size
 
 
 @pytest.mark.parametrize("is_remote", [False, True])
@@ -60,7 +60,7 @@ def test_of_300_generated_tokens_each_is_attended_to_from_its_own_step_on(exact_
     """The size of the exact buffer is no limit, whether tokens stay in it or are compressed on the way."""
     context = make_context(PROMPT + 300)
     layer = shadow_of(context, PROMPT, replace(SMALL, exact_len=exact_len))
-    prompt_tail = PROMPT - (PROMPT // CHUNK - SMALL.num_local) * CHUNK
+    prompt_tail = PROMPT - (PROMPT // CHUNK - NUM_LOCAL) * CHUNK
     seen = SMALL.num_always * CHUNK + SMALL.budget
     most_compressed = 0
     for number in range(300):

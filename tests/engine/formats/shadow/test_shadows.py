@@ -7,6 +7,7 @@ import torch
 
 from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.view import View
+from kvchat.engine.formats.shadow.settings import CHUNK_SIZE as CHUNK
 from kvchat.engine.formats.shadow.settings import CODED_LEN
 from kvchat.engine.formats.shadow.shadows import Shadows
 from kvchat.engine.kernels.paged_attention.args import KVPair
@@ -31,7 +32,7 @@ from tests.engine.formats.shadow.contexts import (
 
 pytestmark = pytest.mark.cpu
 
-CHUNK, PROMPT = SMALL.chunk_size, 403
+PROMPT = 403
 
 
 def test_a_chunk_of_a_head_is_read_where_it_lies() -> None:
