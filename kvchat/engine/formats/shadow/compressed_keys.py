@@ -46,12 +46,13 @@ class Segment:
         """All that is kept beside the basis."""
         return [self.rows] if self.scales is None else [self.rows, self.scales]
 
-    def append(self, chunks: Tensor) -> None:
-        """Add keys [C, c, H_kv, D] to others that lie on no basis."""
+    def append(self, keys: Tensor) -> None:
+        """Add keys [C * c, H_kv, D] to others that lie on no basis."""
+        chunks = keys.unflatten(0, (-1, CHUNK_SIZE))
         if self.scales is None:
             self.rows.append(chunks)
             return
-        pieces = [reference.coded(piece) for piece in chunks.split(PIECE_LEN // chunks.shape[1])]
+        pieces = [reference.coded(piece) for piece in chunks.split(PIECE_LEN // CHUNK_SIZE)]
         self.scales.append(torch.cat([scales for _, scales in pieces]))
         self.rows.append(torch.cat([codes for codes, _ in pieces]))
 
@@ -133,7 +134,7 @@ class CompressedKeys:
             on_basis = self._on_basis(keys, first)
             self._segments.append(on_basis or self._exact_segment(keys, first, 2 * len(keys)))
         elif newest.directions is None:
-            newest.append(self._chunks(keys))
+            newest.append(keys)
             if self._try_basis(newest):
                 return newest.first_chunk
         else:
@@ -266,9 +267,6 @@ class CompressedKeys:
             positions = torch.arange(start + at, start + at + len(piece), device=keys.device)
             yield self.rotary.unturned(piece, positions).flatten(1)
 
-    def _chunks(self, keys: Tensor) -> Tensor:
-        return keys.unflatten(0, (-1, CHUNK_SIZE))
-
     def _exact_segment(self, keys: Tensor, first_chunk: int, next_try: int) -> Segment:
         """Return a segment of keys on no basis: few as they are, many as codes."""
         shape, is_coded = (CHUNK_SIZE, *self._heads), len(keys) >= CODED_LEN
@@ -279,7 +277,7 @@ class CompressedKeys:
             next_try=next_try,
             scales=Rows(self._heads[:1], torch.float32, self._held) if is_coded else None,
         )
-        segment.append(self._chunks(keys))
+        segment.append(keys)
         return segment
 
 
