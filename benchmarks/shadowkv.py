@@ -25,11 +25,13 @@ from benchmarks.shadow_decode import LEAST_RATIO as LEAST_DECODE_RATIO
 from benchmarks.shadow_decode import measure_decode
 from benchmarks.shadow_quality import AT_MOST_LOST, LENGTH, LONGEST, measure_frontier, measure_quality
 from benchmarks.table import render
-from kvchat.engine.formats.shadow.copy_on_write_rows import Budget
-from kvchat.engine.formats.shadow.layer import ShadowLayer
-from kvchat.engine.formats.shadow.layer_store import Budgets
+from kvchat.engine.formats.shadow.copy_on_write_rows import Held
+from kvchat.engine.formats.shadow.gpu_resources import GpuResources
+from kvchat.engine.formats.shadow.layer import BlockChunks, ShadowLayer
 from kvchat.engine.formats.shadow.rotary import Rotary
 from kvchat.engine.formats.shadow.settings import ShadowSettings
+from kvchat.engine.kernels.paged_attention.args import KVPair
+from kvchat.engine.kernels.stream_protocol import InlineStreams
 
 RESULTS = Path(__file__).parent / "results"
 NUM_LAYERS, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 32, 32, 8, 128
@@ -37,6 +39,7 @@ WIDTH = NUM_KV_HEADS * HEAD_DIM
 KEY_RANK = 120
 GENERATED = 128
 PIECE_LEN = 4096
+BLOCK_SIZE = 64
 MIB = 2**20
 NO_GPU = 2
 LEAST_RATIO = 6.0
@@ -53,7 +56,7 @@ class Setting:
 
     @property
     def shadow(self) -> ShadowSettings:
-        return ShadowSettings(budget=self.budget, num_outliers=self.budget // 1024 * 24)
+        return ShadowSettings(budget=self.budget, num_outliers=self.budget // 1024 * 24, is_remote=True)
 
 
 SETTINGS = (
@@ -65,11 +68,10 @@ SETTINGS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes of one layer: of the exact cache, of the shadow by part, and in host memory."""
+    """Bytes of one layer: of the exact cache, and of the shadow by part."""
 
     full_bytes: int
     device: dict[str, int]
-    host_bytes: int
 
     @property
     def ratio(self) -> float:
@@ -174,13 +176,18 @@ def measure_memory(setting: Setting) -> Memory:
         piece.copy_(rotary.turned(before, torch.arange(start, start + len(piece))))
     values = torch.zeros_like(keys)
     full_bytes = sum(side.untyped_storage().nbytes() * num_tokens // len(side) for side in (keys, values))
-    budgets = Budgets(device=Budget("device"), host=Budget("host"))
-    layer = ShadowLayer.of_prompt(setting.shadow, rotary, keys[:num_tokens], values[:num_tokens], budgets)
+    remote = GpuResources(InlineStreams(), Held())
+    layer = ShadowLayer.of_prompt(
+        setting.shadow, rotary, keys[:num_tokens], values[:num_tokens], Held(), remote
+    )
     query = _randn(GENERATED, NUM_HEADS, HEAD_DIM, seed=0).bfloat16()
-    layer.attend(query, keys[num_tokens:], values[num_tokens:], HEAD_DIM**-0.5)
-    assert layer.segments[0].directions is not None
+    # All keys lie on a basis, so of them no block is read: those of values stand for both.
+    pool = values.unflatten(0, (-1, BLOCK_SIZE)).transpose(1, 2).contiguous()
+    blocks = BlockChunks(KVPair(pool, pool), torch.arange(len(pool)))
+    layer.attend(query, keys[num_tokens:], values[num_tokens:], HEAD_DIM**-0.5, blocks)
+    assert layer.stock.compressed_keys.are_on_bases
     device = {name: _allocated(tensors) for name, tensors in layer.stock.device_tensors().items()}
-    return Memory(full_bytes=full_bytes, device=device, host_bytes=_allocated(layer.stock.host_tensors()))
+    return Memory(full_bytes=full_bytes, device=device)
 
 
 def _allocated(tensors: list[Tensor]) -> int:
@@ -202,7 +209,7 @@ def _randn(*shape: int, seed: int) -> Tensor:
 def _head() -> str:
     parts = ("keys", "bases", "landmarks", "exact", "working set", "numbers")
     names = "".join(f"{name:>12}" for name in parts)
-    rest = f"{'in all':>9}{'host':>8}{'ratio':>8}{'published':>11}{'32 layers, GiB':>18}"
+    rest = f"{'in all':>9}{'ratio':>8}{'published':>11}{'32 layers, GiB':>18}"
     return f"MiB of a layer\n{'tokens':>8} {'budget':>7} {'full':>8}{names}{rest}"
 
 
@@ -212,8 +219,7 @@ def _line(setting: Setting, memory: Memory) -> str:
     both = f"{NUM_LAYERS * memory.full_bytes / 2**30:.2f} -> {NUM_LAYERS * total / 2**30:.2f}"
     return (
         f"{setting.num_tokens:>8,} {setting.budget:>7,} {memory.full_bytes / MIB:>8.1f}{parts}"
-        f"{total / MIB:>9.2f}{memory.host_bytes / MIB:>8.1f}{memory.ratio:>8.3f}{setting.published:>11.2f}"
-        f"{both:>18}"
+        f"{total / MIB:>9.2f}{memory.ratio:>8.3f}{setting.published:>11.2f}{both:>18}"
     )
 
 

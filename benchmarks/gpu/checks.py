@@ -7,14 +7,18 @@ import torch
 
 from benchmarks.gpu.problems import Heads, attention_of
 from benchmarks.gpu.stage import Figure, Stage
-from kvchat.engine.kernels import kernel_checks
-from kvchat.engine.kernels.attention_shapes import ShadowSizes
+from kvchat.engine.kernels.attention_shapes import AttentionSizes, ShadowSizes
 from kvchat.engine.kernels.health import HEALTH
+from kvchat.engine.kernels.kernel_checks import TOLERANCES, TRIALS, trials_of
 from kvchat.engine.kernels.paged_attention import paged_attention
 from kvchat.engine.kernels.paged_attention.reference import paged_attention as definition
+from kvchat.engine.kernels.quantized_record import Code
 from kvchat.engine.kernels.shadow_checks import shadow_trials
 
-EVERY_TRIAL = kernel_checks.EVERY_TRIAL | shadow_trials((ShadowSizes(),))
+CODES = ((Code.FP8, Code.INT4), (Code.INT8, Code.INT8), (Code.INT4, Code.INT2), (Code.INT2, Code.FP8))
+"""Every code, of keys and of values."""
+QUANTIZED_TRIALS = trials_of([AttentionSizes(codes=codes) for codes in CODES])
+EVERY_TRIAL = QUANTIZED_TRIALS | TRIALS | shadow_trials((ShadowSizes(),))
 SEEDS = 100
 """A trial takes so many numbers from its own on for seeds."""
 LENGTHS = (1, 63, 64, 65, 130)
@@ -65,7 +69,7 @@ def _sinks_error(stage: Stage, heads: Heads, dtype: torch.dtype) -> float:
 
 
 def _figure(name: str, dtype: torch.dtype, error: float) -> Figure:
-    part = error / kernel_checks.TOLERANCES[dtype]
+    part = error / TOLERANCES[dtype]
     words = f"{name}, {str(dtype).removeprefix('torch.')}"
     figure = Figure(name=words, unit="of limit", value=part, low=part, high=part, target="at most 1")
     if not part <= 1:

@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.stage import Figure, Stage
-from kvchat.engine.formats.shadow.copy_on_write_rows import Budget
-from kvchat.engine.formats.shadow.gpu_resources import GpuResources, RotationTables
+from kvchat.engine.formats.shadow.copy_on_write_rows import Held
+from kvchat.engine.formats.shadow.gpu_resources import GpuResources
 from kvchat.engine.formats.shadow.layer import BlockChunks, ShadowLayer
-from kvchat.engine.formats.shadow.layer_store import Budgets
 from kvchat.engine.formats.shadow.rotary import Rotary
 from kvchat.engine.formats.shadow.settings import ShadowSettings
 from kvchat.engine.kernels.paged_attention import paged_attention
@@ -78,9 +77,7 @@ class Setting:
 
     @property
     def shadow(self) -> ShadowSettings:
-        return ShadowSettings(
-            budget=self.budget, num_outliers=self.budget // 1024 * 24, is_sourced=True, is_remote=True
-        )
+        return ShadowSettings(budget=self.budget, num_outliers=self.budget // 1024 * 24, is_remote=True)
 
 
 SETTINGS = (
@@ -223,9 +220,9 @@ class ThroughShadows(Layers):
 
     def __init__(self, stage: Stage, setting: Setting, num_layers: int) -> None:
         super().__init__(stage, setting, num_layers, setting.shadow_batch)
-        self._budgets = Budgets(device=Budget("device"), host=Budget("host"))
+        self._held = Held()
         streams = CudaStreams(stage.device) if stage.device.type == "cuda" else InlineStreams()
-        self._remote = GpuResources(streams=streams, turns=RotationTables(self._budgets.device))
+        self._remote = GpuResources(streams, self._held)
         self._rotary = Rotary(self._turn)
         self._directions = self._random(setting.shape.key_rank, setting.shape.width)
         rows = [[self._shadow() for _ in range(self.batch)] for _ in range(num_layers)]
@@ -266,7 +263,7 @@ class ThroughShadows(Layers):
         pool[order.to(pool.device)] = values.to(pool.device)
         rows = values.transpose(1, 2).flatten(0, 1)[:num_tokens]
         shadow = ShadowLayer.of_prompt(
-            self.setting.shadow, self._rotary, keys, rows, self._budgets, remote=self._remote
+            self.setting.shadow, self._rotary, keys, rows, self._held, remote=self._remote
         )
         assert shadow.stock.compressed_keys.are_on_bases
         return shadow, BlockChunks(KVPair(pool, pool), order)

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kvchat.engine.formats.shadow.settings import ShadowSettings
+from kvchat.engine.formats.shadow.settings import CHUNK_SIZE, NUM_LOCAL, ShadowSettings
 from tests.engine.masked import MaskedHeads
 
 
@@ -43,8 +43,8 @@ class Shadowed(MaskedHeads):
 
     def _hide(self, hidden: Tensor, query: Tensor, keys: Tensor) -> None:
         """Note what the queries [G, T, D] of the heads that share keys [T, D] do not see [G, T, T]."""
-        size, settings = self._settings.chunk_size, self._settings
-        chunks = keys[: (self._cuts[0] // size - settings.num_local) * size].unflatten(0, (-1, size))
+        size, settings = CHUNK_SIZE, self._settings
+        chunks = keys[: (self._cuts[0] // size - NUM_LOCAL) * size].unflatten(0, (-1, size))
         means = chunks.mean(dim=1)
         alike = torch.cosine_similarity(chunks, means[:, None], dim=2).amin(dim=1)[1:]
         always = {0, *(alike.argsort()[: settings.num_outliers] + 1).tolist()}

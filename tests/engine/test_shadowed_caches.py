@@ -178,9 +178,7 @@ def test_a_conversation_that_goes_on_on_anothers_sequence_is_looked_at_through_i
 
 def test_shadows_that_nobody_uses_make_room_and_are_made_again(opened: Opened) -> None:
     """With room for one of two conversations, both go on by turns as each alone."""
-    spec = ShadowSpec(
-        num_kv_heads=2, head_dim_k=16, head_dim_v=16, dtype="F32", view=parse_view(SOME), block_size=BLOCK
-    )
+    spec = ShadowSpec(num_kv_heads=2, head_dim_k=16, head_dim_v=16, dtype="F32", view=parse_view(SOME))
     needed = 4 * spec.beside_bytes(PROMPT + 60, in_host_memory=False)
     engine = opened(host_bytes=needed)
     texts = [token_ids(PROMPT, seed) for seed in (1, 2)]
@@ -197,7 +195,7 @@ def test_shadows_that_nobody_uses_make_room_and_are_made_again(opened: Opened) -
         found = finish(engine, submit(engine, texts[place], 4, sequences[place])).token_ids
         wanted = finish(alone[place], submit(alone[place], texts[place], 4, others[place])).token_ids
         assert found == wanted
-        held = sum(usage.device_bytes + usage.host_bytes for usage in shadows(engine))
+        held = sum(usage.device_bytes for usage in shadows(engine))
         assert 0 < held <= needed
         texts[place] = texts[place] + found
 
@@ -211,15 +209,13 @@ def test_a_conversation_whose_shadow_does_not_fit_is_refused_with_the_numbers(op
 
 def test_what_a_shadow_holds_and_finds_at_hand_is_told_by_layer(opened: Opened) -> None:
     engine = opened()
-    assert [usage.hit_rate for usage in shadows(engine)] == [None] * 4
+    assert [usage.wanted_chunks for usage in shadows(engine)] == [0] * 4
     handle = submit(engine, token_ids(PROMPT), 12)
     finish(engine, handle)
     for usage in shadows(engine):
-        assert usage.host_bytes == 0  # values are read where they lie
         assert usage.device_bytes > 0
         assert usage.wanted_chunks == 11 * 2 * 8
-        assert usage.hit_rate is not None
-        assert 0 < usage.hit_rate < 1
+        assert 0 < usage.fetched_chunks < usage.wanted_chunks
     held = [usage.device_bytes for usage in shadows(engine)]
     engine.release(handle.sequence)
     ask(engine, token_ids(20), "")

@@ -57,13 +57,9 @@ class GroupUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowUsage:
-    """The shadows through which sequences look at one layer, beside its blocks.
-
-    Device and host are what would lie in which memory; of a processor both are the same.
-    """
+    """The shadows through which sequences look at one layer, beside its blocks."""
 
     device_bytes: int
-    host_bytes: int
     seen_tokens: int
     """That the last step looked at; 0: there was none yet."""
     wanted_chunks: int
@@ -72,11 +68,6 @@ class ShadowUsage:
     """Those of them that the step before had not chosen too."""
     made_tokens: int = 0
     """Of prompts of which a shadow was made since the engine started; where one was at hand none was."""
-
-    @property
-    def hit_rate(self) -> float | None:
-        """Share of the chosen chunks that were at hand; None: none was chosen yet."""
-        return 1 - self.fetched_chunks / self.wanted_chunks if self.wanted_chunks else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

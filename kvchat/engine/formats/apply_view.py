@@ -5,7 +5,7 @@ from typing import Any
 
 from kvchat.engine.api.view import SHADOW, WINDOW, View
 from kvchat.engine.formats.pruned.spec import PrunedSpec
-from kvchat.engine.formats.shadow.settings import LEAST_WIDTH
+from kvchat.engine.formats.shadow.settings import CHUNK_SIZE, LEAST_WIDTH
 from kvchat.engine.formats.shadow.spec import ShadowSpec
 from kvchat.engine.formats.spec import CacheSpec, Group, group_layers
 from kvchat.engine.formats.window.spec import WindowSpec
@@ -25,9 +25,14 @@ def viewed_groups(groups: Sequence[Group], view: View, block_size: int) -> tuple
     seen: dict[int, CacheSpec] = dict(specs)
     if view.rule == SHADOW:
         _require_gain({layer: specs[layer] for layer in full}, borrowed, view)
+        if block_size % CHUNK_SIZE:
+            raise ConfigError(
+                f"cache format '{view}' selects chunks of {CHUNK_SIZE} tokens within blocks, and "
+                f"{CHUNK_SIZE} does not divide a block's {block_size}; choose another block size"
+            )
     for number, layer in enumerate(full):
         place = (number, len(full)) if view.is_pyramid else None
-        seen[layer] = _seen(specs[layer], view, block_size, place)
+        seen[layer] = viewed_spec(specs[layer], view, block_size, place)
     return group_layers(seen, borrowed)
 
 
@@ -63,7 +68,7 @@ def _require_gain(specs: dict[int, CacheSpec], borrowed: dict[int, int], view: V
             )
 
 
-def _seen(
+def viewed_spec(
     spec: CacheSpec, view: View, block_size: int, place: tuple[int, int] | None
 ) -> WindowSpec | PrunedSpec | ShadowSpec:
     """Return what a full layer keeps over a view. `place`: of a pyramid's layer; see `PrunedSpec`."""
@@ -71,10 +76,10 @@ def _seen(
         "num_kv_heads": spec.num_kv_heads,
         "head_dim_k": spec.head_dim_k,
         "head_dim_v": spec.head_dim_v,
-        "block_size": block_size,
     }
     if view.rule == SHADOW:
         return ShadowSpec(**sizes, dtype=spec.dtype, view=view)
+    sizes["block_size"] = block_size
     num_blocks = -(-view.budget // block_size)
     if view.rule == WINDOW:
         return WindowSpec(**sizes, dtype=spec.dtype, num_recent=num_blocks)

@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import ceil
 
 from kvchat.engine.api.ids import GroupId
@@ -22,6 +23,15 @@ LEAST_STATES = 4
 """A sequence that runs holds two, and its last two snapshots are worth keeping."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """Tokens of the longest conversation, of the largest step, and of a block."""
+
+    context_len: int
+    chunk_len: int
+    block_size: int
+
+
 def window_blocks(max_visible: int, block_size: int) -> int:
     """Return the most blocks a running sequence holds between steps in a group with this reach."""
     return ceil(max_visible / block_size) + 1
@@ -35,9 +45,7 @@ def least_blocks(group: Group, context_len: int, chunk_len: int, block_size: int
     return min(whole, window_blocks(group.spec.max_visible, block_size) + ceil(chunk_len / block_size))
 
 
-def pool_blocks(
-    groups: Sequence[Group], limit_bytes: int, *, context_len: int, chunk_len: int, block_size: int
-) -> dict[GroupId, int]:
+def pool_blocks(groups: Sequence[Group], limit_bytes: int, lengths: Lengths) -> dict[GroupId, int]:
     """Return the number of blocks of each group's pool.
 
     Full groups get equal numbers of tokens. Sliding groups get what a sequence needs that fills a full group,
@@ -45,17 +53,16 @@ def pool_blocks(
 
     Args:
         limit_bytes: most bytes of all pools together.
-        context_len: longest sequence that should fit; shorter if the bytes do not allow it.
-        chunk_len: tokens computed in one step.
+        lengths: a conversation of this length should fit; a shorter one if the bytes do not allow it.
 
     Raises:
         PoolExhausted: not even two blocks fit; the message says how many bytes would.
     """
+    block_size = lengths.block_size
     counts = _state_blocks(groups, limit_bytes, block_size)
     state_bytes = sum(group.block_bytes(block_size) * counts.get(group.id, 0) for group in groups)
     groups = [group for group in groups if not group.is_state]
-    lengths = {"context_len": context_len, "chunk_len": chunk_len, "block_size": block_size}
-    least = state_bytes + (full_bytes(groups, LEAST_BLOCKS, **lengths) if groups else 0)
+    least = state_bytes + (full_bytes(groups, LEAST_BLOCKS, lengths) if groups else 0)
     if least > limit_bytes:
         raise PoolExhausted(
             f"the device pool needs at least {least} bytes for this model, but may use {limit_bytes}"
@@ -64,8 +71,8 @@ def pool_blocks(
         return counts
     left = limit_bytes - state_bytes
     sizes = range(LEAST_BLOCKS, left // min(group.block_bytes(block_size) for group in groups) + 1)
-    fitting = bisect_right(sizes, left, key=lambda count: full_bytes(groups, count, **lengths))
-    return counts | _shares(groups, sizes[fitting - 1], **lengths)
+    fitting = bisect_right(sizes, left, key=lambda count: full_bytes(groups, count, lengths))
+    return counts | _shares(groups, sizes[fitting - 1], lengths)
 
 
 def _state_blocks(groups: Sequence[Group], limit_bytes: int, block_size: int) -> dict[GroupId, int]:
@@ -76,21 +83,18 @@ def _state_blocks(groups: Sequence[Group], limit_bytes: int, block_size: int) ->
     return {group.id: max(LEAST_STATES, share // each) for group in states}
 
 
-def full_bytes(
-    groups: Sequence[Group], num_full: int, *, context_len: int, chunk_len: int, block_size: int
-) -> int:
+def full_bytes(groups: Sequence[Group], num_full: int, lengths: Lengths) -> int:
     """Return the bytes of pools of which each full group's has `num_full` blocks; see `pool_blocks`. Pure."""
-    counts = _shares(groups, num_full, context_len=context_len, chunk_len=chunk_len, block_size=block_size)
-    return sum(group.block_bytes(block_size) * counts[group.id] for group in groups)
+    counts = _shares(groups, num_full, lengths)
+    return sum(group.block_bytes(lengths.block_size) * counts[group.id] for group in groups)
 
 
-def _shares(
-    groups: Sequence[Group], num_full: int, *, context_len: int, chunk_len: int, block_size: int
-) -> dict[GroupId, int]:
-    longest = min(context_len, num_full * block_size)
+def _shares(groups: Sequence[Group], num_full: int, lengths: Lengths) -> dict[GroupId, int]:
+    size = lengths.block_size
+    longest = min(lengths.context_len, num_full * size)
     return {
         group.id: max(
-            least_blocks(group, longest, chunk_len, block_size), num_full // _divisor(group, groups)
+            least_blocks(group, longest, lengths.chunk_len, size), num_full // _divisor(group, groups)
         )
         for group in groups
     }

@@ -13,10 +13,10 @@ from hashlib import blake2b
 from kvchat.engine.api.ids import KEY_BYTES, BlockKey, GroupId, block_key, u32le
 from kvchat.engine.api.namespace import parse_namespace
 from kvchat.engine.api.view import NUM_OBSERVED, REACH, SNAPKV, View
-from kvchat.engine.formats.apply_view import viewed_groups
+from kvchat.engine.formats.apply_view import viewed_spec
 from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.pruned.spec import PrunedSpec
-from kvchat.engine.formats.shadow.settings import LEAST_WIDTH, QUERY_BLOCK, least_prompt
+from kvchat.engine.formats.shadow.settings import QUERY_BLOCK, least_prompt
 from kvchat.engine.formats.shadow.spec import ShadowSpec
 from kvchat.engine.formats.spec import Group, Selection
 from kvchat.engine.formats.window.spec import NUM_SINK_BLOCKS, WindowSpec
@@ -193,15 +193,11 @@ class ViewSchedules:
     """View schedules of sequences whose layers are these."""
 
     def __init__(self, groups: Sequence[Group], block_size: int) -> None:
-        self._windows = [group.spec for group in groups if isinstance(group.spec, WindowSpec)]
-        self._pruned = [group.spec for group in groups if isinstance(group.spec, PrunedSpec)]
-        self._shadowed = [group.spec for group in groups if isinstance(group.spec, ShadowSpec)]
+        specs = (group.spec for group in groups)
+        self._spec = next(
+            (one for one in specs if isinstance(one, WindowSpec | PrunedSpec | ShadowSpec)), None
+        )
         self._block_size = block_size
-
-    @property
-    def are_exact(self) -> bool:
-        """Whether every query sees all before it."""
-        return not self._windows and not self._pruned and not self._shadowed
 
     def of(self, owner: str, namespace: str, num_tokens: int = 0) -> ViewSchedule:
         """Return the view schedule of a new sequence.
@@ -211,29 +207,22 @@ class ViewSchedules:
                 again.
             num_tokens: of the prompt, which ends there unless the namespace says where prompts end.
         """
-        if self.are_exact:
+        spec = self._spec
+        if spec is None:
             return EXACT
         name = parse_namespace(namespace).owner or owner
         nonce = b"owner" + name.encode() if name else secrets.token_bytes(KEY_BYTES)
-        if self._windows:
-            window = self._windows[0]
-            salt = f"window {window.num_recent} of {window.block_size}".encode() + nonce
-            return ViewSchedule(salt=salt, block_size=self._block_size, first_tainted=window.first_tainted)
-        if self._shadowed:
-            view_schedule = ViewSchedule(
-                salt=str(self._shadowed[0].view).encode() + nonce,
-                block_size=self._block_size,
-                query_block=QUERY_BLOCK,
-            )
-            return self.going_on(view_schedule, namespace, num_tokens)
-        is_observed = self._pruned[0].rule == SNAPKV
-        rule = f"{self._pruned[0].text} reach {REACH}" if is_observed else self._pruned[0].text
-        view_schedule = ViewSchedule(
-            salt=rule.encode() + nonce,
-            block_size=self._block_size,
-            num_observed=NUM_OBSERVED if is_observed else 0,
-        )
-        return self.going_on(view_schedule, namespace, num_tokens)
+        begun = ViewSchedule(block_size=self._block_size)
+        if isinstance(spec, WindowSpec):
+            rule = f"window {spec.num_recent} of {spec.block_size}"
+            begun = replace(begun, first_tainted=spec.first_tainted)
+        elif isinstance(spec, ShadowSpec):
+            rule, begun = str(spec.view), replace(begun, query_block=QUERY_BLOCK)
+        elif spec.rule == SNAPKV:
+            rule, begun = f"{spec.text} reach {REACH}", replace(begun, num_observed=NUM_OBSERVED)
+        else:
+            rule = spec.text
+        return self.going_on(replace(begun, salt=rule.encode() + nonce), namespace, num_tokens)
 
     def going_on(self, view_schedule: ViewSchedule, namespace: str, num_tokens: int) -> ViewSchedule:
         """Return the view schedule of a sequence that goes on with a longer prompt: what is pruned stays so.
@@ -241,15 +230,15 @@ class ViewSchedules:
         Args:
             num_tokens: as for `of`.
         """
-        if not self._pruned and not self._shadowed:
+        if not isinstance(self._spec, PrunedSpec | ShadowSpec):
             return view_schedule
         said = parse_namespace(namespace)
         passed = (point.at for point in view_schedule.prune_points)
         ends = said.answer_starts if said.owner else (*passed, num_tokens)
-        if self._shadowed:
-            prune_points = shadow_points(ends, self._shadowed[0].view)
+        if isinstance(self._spec, ShadowSpec):
+            prune_points = shadow_points(ends, self._spec.view)
         else:
-            prune_points = points_at(ends, self._pruned[0].num_kept, self._block_size)
+            prune_points = points_at(ends, self._spec.num_kept, self._block_size)
         return replace(view_schedule, prune_points=prune_points)
 
 
@@ -257,10 +246,9 @@ def schedule_over(view: View, block_size: int, namespace: str) -> ViewSchedule:
     """Return the view schedule of a namespace's sequences over a view, whatever the model. Pure where the
     namespace says whose it is.
     """
-    # Wide enough for every view: no view schedule depends on it.
-    layer = FullSpec(num_kv_heads=1, head_dim_k=LEAST_WIDTH + 1, head_dim_v=1, dtype="F32")
-    groups = viewed_groups((Group(id=GroupId(0), spec=layer, layers=(0,)),), view, block_size)
-    return ViewSchedules(groups, block_size).of("", namespace)
+    layer = FullSpec(num_kv_heads=1, head_dim_k=1, head_dim_v=1, dtype="F32")
+    spec = viewed_spec(layer, view, block_size, (0, 1) if view.is_pyramid else None)
+    return ViewSchedules([Group(id=GroupId(0), spec=spec, layers=(0,))], block_size).of("", namespace)
 
 
 def points_at(prompt_ends: Iterable[int], num_kept: int, block_size: int) -> tuple[PrunePoint, ...]:

@@ -25,7 +25,7 @@ from kvchat.engine.cache.block_operations import Move
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.formats.attention_metadata import AttentionMetadata
-from kvchat.engine.formats.pool_sizing import pool_blocks
+from kvchat.engine.formats.pool_sizing import Lengths, pool_blocks
 from kvchat.engine.formats.spec import Group, group_layers
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.memory.device_pool import DevicePool
@@ -257,6 +257,5 @@ def _num_blocks(
     if limit is None:
         free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
         limit = min(free // _MEMORY_SHARE, _CONTEXTS * context_len * block_bytes // config.block_size)
-    return pool_blocks(
-        groups, limit, context_len=context_len, chunk_len=context_len, block_size=config.block_size
-    )
+    lengths = Lengths(context_len=context_len, chunk_len=context_len, block_size=config.block_size)
+    return pool_blocks(groups, limit, lengths)

@@ -41,7 +41,7 @@ from kvchat.engine.kernels.paged_attention.reference import paged_attention as a
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool, QuantizedStep
 from kvchat.engine.kernels.quantized_attention.reference import quantized_attention as quantized_definition
 from kvchat.engine.kernels.quantized_kv.reference import quantize
-from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord, num_quantized
+from kvchat.engine.kernels.quantized_record import QuantizedRecord, num_quantized
 from kvchat.engine.kernels.rope_and_store import reference as rope_store_reference
 from kvchat.engine.kernels.rope_and_store.reference import RopeStore
 from kvchat.engine.kernels.selective_scan import reference as scan_reference
@@ -59,16 +59,6 @@ USUAL_SIZES = (
     LatentSizes(is_packed=True),
     LatentSizes(rank=200, rope_dim=8, is_packed=True),
 )
-QUANTIZED_SIZES = tuple(
-    AttentionSizes(codes=codes)
-    for codes in (
-        (Code.FP8, Code.INT4),
-        (Code.INT8, Code.INT8),
-        (Code.INT4, Code.INT2),
-        (Code.INT2, Code.FP8),
-    )
-)
-"""Every code, of keys and of values."""
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 
 
@@ -318,15 +308,13 @@ def _drawing(seed: int, dtype: torch.dtype) -> Callable[..., Tensor]:
     return lambda *size: torch.randn(size, generator=generator).to(dtype) / 2
 
 
-UNSIZED_TRIALS: dict[str, KernelCheck] = {
+TRIALS: dict[str, KernelCheck] = trials_of(USUAL_SIZES) | {
     move_blocks.OPERATION: move_error,
     gated_delta.OPERATION: delta_error,
     selective_scan.OPERATION: scan_error,
     causal_conv.OPERATION: conv_error,
     rope_and_store.OPERATION: rope_store_error,
 }
-TRIALS = trials_of(USUAL_SIZES) | UNSIZED_TRIALS
-EVERY_TRIAL = trials_of((*USUAL_SIZES, *QUANTIZED_SIZES)) | UNSIZED_TRIALS
 
 
 def attention_problem(

@@ -7,7 +7,7 @@ from kvchat.engine.api.config import EngineInfo
 from kvchat.engine.api.view import OFFERED_SHADOW, is_view
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.formats.groups_in_format import stored_groups
-from kvchat.engine.formats.pool_sizing import least_blocks, pool_blocks
+from kvchat.engine.formats.pool_sizing import Lengths, least_blocks, pool_blocks
 from kvchat.engine.formats.shadow.memory import beside_bytes, divided
 from kvchat.engine.formats.shadow.settings import least_prompt
 from kvchat.engine.formats.spec import Group, Selection
@@ -54,18 +54,18 @@ class FormatAdvisor:
 
     def _fits(self, name: str, num_tokens: int) -> bool:
         size, present = self._manager.block_size, self._manager.groups
-        lengths = {"chunk_len": self._chunk_len, "block_size": size, "context_len": self._info.max_context}
+        lengths = Lengths(context_len=self._info.max_context, chunk_len=self._chunk_len, block_size=size)
         limit = sum(group.block_bytes(size) * self._manager.pools[group.id].num_blocks for group in present)
         try:
             groups: Sequence[Group] = stored_groups(present, name, size)
             if is_view(name):
                 if not self._has_shadow(name, num_tokens):
                     return False
-                memory = divided(groups, limit, self._host_bytes or 0, **lengths)
+                memory = divided(groups, limit, self._host_bytes or 0, lengths)
                 if beside_bytes(groups, num_tokens) > memory.shadow_bytes:
                     return False
                 limit = memory.block_bytes
-            pools = pool_blocks(groups, limit, **lengths)
+            pools = pool_blocks(groups, limit, lengths)
         except (ConfigError, PoolExhausted):
             return False
         needed = {group.id: least_blocks(group, num_tokens, self._chunk_len, size) for group in groups}

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from kvchat.engine.cache.host_tier import HostTier
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.formats.attention_metadata import TORCH_DTYPES
 from kvchat.engine.formats.format_table import Resources, metadata_builders
-from kvchat.engine.formats.pool_sizing import LEAST_STATES, host_places, pool_blocks
+from kvchat.engine.formats.pool_sizing import LEAST_STATES, Lengths, host_places, pool_blocks
 from kvchat.engine.formats.shadow.memory import ShadowedMemory, divided, in_host_memory, making_bytes
 from kvchat.engine.formats.shadow.shadows import Shadows
 from kvchat.engine.formats.shadow.spec import shadow_specs
@@ -53,7 +53,7 @@ from kvchat.engine.sampling.sampler import Sampler
 from kvchat.engine.sampling.speculative.ngram_proposer import NgramProposer
 from kvchat.engine.scheduling.scheduler import Drafter, NoDrafter
 from kvchat.engine.startup.gpu import limits_of, recorded_bytes, short_steps, try_shadows, unrecorded
-from kvchat.engine.startup.memory_profile import Lengths, activation_bytes, measured
+from kvchat.engine.startup.memory_profile import activation_bytes, measured
 from kvchat.engine.startup.parts import EngineParts
 from kvchat.engine.startup.weights import Candidate, EngineWeights, fingerprint_of, load_candidate
 from kvchat.engine.tiering.idle_demotion import HostAdmission
@@ -110,7 +110,7 @@ def assemble(
     activation = _activation_bytes(candidate, groups, lengths, fusion)
     free_bytes = _free_bytes(device) - activation - recorded_bytes(served.make_pass, groups, lengths, device)
     memory = _memory(config, groups, lengths, free_bytes)
-    num_blocks = pool_blocks(groups, memory.block_bytes, **asdict(lengths))
+    num_blocks = pool_blocks(groups, memory.block_bytes, lengths)
     pool = DevicePool(groups, num_blocks, config.block_size, device)
     digest = fingerprint_of(candidate, config, pool)
     store, disk_problem = open_store(config, pool, digest)
@@ -240,7 +240,7 @@ def _memory(
     if beside_bytes is None:
         beside_bytes = max(0, available_bytes() - device_bytes) // MEMORY_SHARE
     if shadow_specs(groups):
-        return divided(groups, device_bytes, beside_bytes, **asdict(lengths))
+        return divided(groups, device_bytes, beside_bytes, lengths)
     return ShadowedMemory(block_bytes=device_bytes, host_bytes=0, shadow_bytes=beside_bytes)
 
 

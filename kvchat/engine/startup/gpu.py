@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from kvchat.engine.api.ids import GroupId
+from kvchat.engine.formats.pool_sizing import Lengths
 from kvchat.engine.formats.spec import Group, Selection
 from kvchat.engine.forward.compile_choice import choose
 from kvchat.engine.forward.decode_graphs import DecodeGraphRunner, Limits, compute_anew
@@ -20,7 +21,6 @@ from kvchat.engine.kernels.shadow_checks import shadow_trials
 from kvchat.engine.kernels.triton_support import is_supported, takes_triton
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import DTYPES
-from kvchat.engine.startup.memory_profile import Lengths
 
 NUM_ROUNDS = 2
 """Before a step is recorded: kernels are compiled, and libraries allocate what they keep."""

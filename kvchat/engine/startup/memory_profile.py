@@ -12,7 +12,6 @@ products of its linear layers, shows that later layers neither hold more nor fin
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from torch import nn
@@ -21,7 +20,7 @@ from kvchat.engine.api.config import Capacity, PoolCapacity
 from kvchat.engine.api.ids import BlockId, GroupId, RequestId, SequenceId
 from kvchat.engine.cache.block_operations import TableChange
 from kvchat.engine.formats.format_table import metadata_builders
-from kvchat.engine.formats.pool_sizing import least_blocks
+from kvchat.engine.formats.pool_sizing import Lengths, least_blocks
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.forward.activation_memory import Allocation, layer_parts, peak_bytes
 from kvchat.engine.forward.runner import ForwardPass, Runner
@@ -39,15 +38,6 @@ PROBE_LENS = (8, 24)
 _BRANCH = SequenceId(0)
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lengths:
-    """Tokens of the longest conversation, of the largest step, and of a block."""
-
-    context_len: int
-    chunk_len: int
-    block_size: int
 
 
 def activation_bytes(

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvchat.engine.formats.pool_sizing import host_places, least_blocks, pool_blocks, window_blocks
+from kvchat.engine.formats.pool_sizing import Lengths, host_places, least_blocks, pool_blocks, window_blocks
 from kvchat.engine.formats.spec import Group
 from kvchat.errors import PoolExhausted
 from tests.engine.cache.caches import Cache, full_group, sliding_group
@@ -16,9 +16,8 @@ FULL, SLIDING = full_group(), sliding_group(10)
 
 
 def blocks(groups: list[Group], limit_bytes: int, context_len: int = 4000, chunk_len: int = 8) -> list[int]:
-    counts = pool_blocks(
-        groups, limit_bytes, context_len=context_len, chunk_len=chunk_len, block_size=BLOCK_SIZE
-    )
+    lengths = Lengths(context_len=context_len, chunk_len=chunk_len, block_size=BLOCK_SIZE)
+    counts = pool_blocks(groups, limit_bytes, lengths)
     return [counts[group.id] for group in groups]
 
 

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from benchmarks.gpu.checks import EVERY_TRIAL
 from kvchat.engine.kernels.attention_shapes import AttentionSizes, LatentSizes
 from kvchat.engine.kernels.health import Health
-from kvchat.engine.kernels.kernel_checks import EVERY_TRIAL, TOLERANCES, largest_error, trials_of, try_kernels
+from kvchat.engine.kernels.kernel_checks import TOLERANCES, largest_error, trials_of, try_kernels
 from kvchat.engine.kernels.quantized_attention.args import QuantizedStep, check_old_blocks
 from kvchat.engine.kernels.quantized_record import Code
 from tests.engine.kernels.attention_cases import tables_of

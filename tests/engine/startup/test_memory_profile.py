@@ -7,11 +7,12 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from kvchat.engine.formats.pool_sizing import Lengths
 from kvchat.engine.forward.activation_memory import peak_bytes
 from kvchat.engine.forward.model_route import choose_route
 from kvchat.engine.models.load import LoadedModel, load_model
 from kvchat.engine.models.probing.first_layers import layers_of
-from kvchat.engine.startup.memory_profile import Lengths, activation_bytes
+from kvchat.engine.startup.memory_profile import activation_bytes
 from kvchat.errors import OutOfMemory, UnsupportedModel
 from tests.engine.latent_models import model_of
 from tests.engine.tiny_models import make_config, open_engine, save_model, token_ids

@@ -6,7 +6,6 @@ Dimensions: n tokens of a stretch that is pruned, H_kv key-value heads.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -41,24 +40,40 @@ class PrunedAttention(FullAttention):
         return super().attention(step, args)
 
 
-class Pruner:
-    """Prunes the layers of one group.
+class PrunedMetadataBuilder(ViewMetadataBuilder):
+    """Builds metadata, and prunes when a step is done.
 
     Args:
-        group: a pruned one.
-        layers: the pools of all layers.
+        layers: the pools of all layers; None: nothing is pruned.
     """
 
-    def __init__(self, group: Group, layers: Mapping[int, LayerPool]) -> None:
-        self._layers = {layer: layers[layer] for layer in group.layers}
+    def __init__(self, group: Group, block_size: int, layers: Mapping[int, LayerPool] | None = None) -> None:
+        super().__init__(group, block_size)
         assert isinstance(group.spec, PrunedSpec)
         self._rule = group.spec.rule
+        self._layers = {} if layers is None else {layer: layers[layer] for layer in group.layers}
 
-    def watched(self, span: SequenceSpan) -> SequenceSpan:
-        """Return a sequence's part of a step that ends with pruning, so that its queries are kept."""
-        return replace(span, watched={}) if self._rule == SNAPKV else span
+    def span(self, chunk: Chunk, table: Tensor, rows: tuple[int, int]) -> SequenceSpan:
+        """Return one sequence's part of a step, where all its queries miss the same blocks."""
+        num_blocks = -(-chunk.end // self.block_size)
+        parts: list[Tensor] = []
+        at = lost = 0
+        for first, end in dict(chunk.hidden_ranges).get(self.group.id, ()):
+            parts.append(table[at:first])
+            at, lost = end, lost + end - first
+        blocks = torch.cat([*parts, table[at:num_blocks]]) if parts else table[:num_blocks]
+        is_watched = self._layers and chunk.prunes and self._rule == SNAPKV
+        position = chunk.start - lost * self.block_size
+        return SequenceSpan(rows[0], rows[1], position, 0, blocks, watched={} if is_watched else None)
 
-    def prune(self, prune: Prune, span: SequenceSpan) -> None:
+    def finish(self, chunks: Sequence[Chunk], own: AttentionMetadata) -> None:
+        for chunk, span in zip(chunks, own.spans, strict=True):
+            for prune in chunk.prunes:
+                if prune.group == self.group.id:
+                    assert self._layers
+                    self._prune(prune, span)
+
+    def _prune(self, prune: Prune, span: SequenceSpan) -> None:
         """Fill the targets behind a step in which the sequence saw `span`; the sources stay as they are."""
         for layer, pool in self._layers.items():
             sources, targets = (
@@ -83,32 +98,3 @@ class Pruner:
         start = int((span.blocks == sources[0]).nonzero()[0, 0]) * block_size
         wanted = observed_scores(weights, keys.shape[0], start, start + len(sources) * block_size)
         return with_neighbours(wanted, REACH)
-
-
-class PrunedMetadataBuilder(ViewMetadataBuilder):
-    """Builds metadata, and prunes when a step is done."""
-
-    def __init__(self, group: Group, block_size: int, layers: Mapping[int, LayerPool] | None = None) -> None:
-        super().__init__(group, block_size)
-        self._pruner = None if layers is None else Pruner(group, layers)
-
-    def span(self, chunk: Chunk, table: Tensor, rows: tuple[int, int]) -> SequenceSpan:
-        """Return one sequence's part of a step, where all its queries miss the same blocks."""
-        num_blocks = -(-chunk.end // self.block_size)
-        parts: list[Tensor] = []
-        at = lost = 0
-        for first, end in dict(chunk.hidden_ranges).get(self.group.id, ()):
-            parts.append(table[at:first])
-            at, lost = end, lost + end - first
-        blocks = torch.cat([*parts, table[at:num_blocks]]) if parts else table[:num_blocks]
-        span = SequenceSpan(rows[0], rows[1], chunk.start - lost * self.block_size, 0, blocks)
-        if not chunk.prunes or self._pruner is None:
-            return span
-        return self._pruner.watched(span)
-
-    def finish(self, chunks: Sequence[Chunk], own: AttentionMetadata) -> None:
-        for chunk, span in zip(chunks, own.spans, strict=True):
-            for prune in chunk.prunes:
-                if prune.group == self.group.id:
-                    assert self._pruner is not None
-                    self._pruner.prune(prune, span)

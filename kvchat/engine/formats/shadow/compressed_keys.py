@@ -2,8 +2,8 @@
 
 A segment is a run of chunks on one basis. Keys that the newest basis does not hold any more begin a segment
 of their own: it is exact until it is long enough for a basis. What an older basis holds stays as it is.
-Dimensions: n tokens, c tokens of a chunk, C chunks, m chunks that are asked for, Q queries, H query heads,
-H_kv key-value heads, G = H / H_kv, D head size, r rank.
+Dimensions: n tokens, c tokens of a chunk, C chunks, Q queries, H query heads, H_kv key-value heads, G = H /
+H_kv, D head size, r rank.
 """
 
 from collections.abc import Iterator
@@ -12,13 +12,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kvchat.engine.formats.shadow.copy_on_write_rows import Budget, Rows
+from kvchat.engine.formats.shadow.copy_on_write_rows import Held, Rows
 from kvchat.engine.formats.shadow.rotary import Rotary
-from kvchat.engine.formats.shadow.settings import CODED_LEN, PIECE_LEN, ShadowSettings
+from kvchat.engine.formats.shadow.settings import CHUNK_SIZE, CODED_LEN, PIECE_LEN, ShadowSettings
 from kvchat.engine.kernels.shadow_kv import reference, restore_keys
 from kvchat.engine.kernels.shadow_kv.args import Change, Landmarks, Rotations
 from kvchat.engine.kernels.shadow_kv.torch_fallback import products
-from kvchat.errors import OutOfMemory
 
 LEAST_PER_RANK = 4
 """A later segment gets a basis from so many tokens for each direction: fewer would all lie on their own."""
@@ -30,9 +29,8 @@ class Segment:
 
     Args:
         rows: projections [c, r] of each chunk, or its rotated keys [c, H_kv, D] where there is no basis;
-            projections of no width where keys are read elsewhere.
+            projections of no width where no key is restored.
         directions: the basis, [r] for each number of a token's keys; None: keys are exact, or codes.
-        lost: share of the squares of the keys it began with that is not restored, rounding included.
         next_try: tokens from which an exact segment tries to find a basis.
         scales: [H_kv] of each chunk, where rows are codes of keys; None: they are no codes.
     """
@@ -40,7 +38,6 @@ class Segment:
     first_chunk: int
     rows: Rows
     directions: Rows | None
-    lost: float
     next_try: int
     scales: Rows | None = None
 
@@ -49,23 +46,15 @@ class Segment:
         """All that is kept beside the basis."""
         return [self.rows] if self.scales is None else [self.rows, self.scales]
 
-    def append(self, chunks: Tensor) -> None:
-        """Add keys [C, c, H_kv, D] to others that lie on no basis.
-
-        Raises:
-            OutOfMemory: the budget has no room; nothing is added.
-        """
+    def append(self, keys: Tensor) -> None:
+        """Add keys [C * c, H_kv, D] to others that lie on no basis."""
+        chunks = keys.unflatten(0, (-1, CHUNK_SIZE))
         if self.scales is None:
             self.rows.append(chunks)
             return
-        pieces = [reference.coded(piece) for piece in chunks.split(PIECE_LEN // chunks.shape[1])]
-        before = len(self.scales)
+        pieces = [reference.coded(piece) for piece in chunks.split(PIECE_LEN // CHUNK_SIZE)]
         self.scales.append(torch.cat([scales for _, scales in pieces]))
-        try:
-            self.rows.append(torch.cat([codes for codes, _ in pieces]))
-        except OutOfMemory:
-            self.scales.truncate(before)
-            raise
+        self.rows.append(torch.cat([codes for codes, _ in pieces]))
 
     def stands(self) -> Iterator[Landmarks]:
         """Yield keys that lie on no basis as chunks are weighed by them."""
@@ -100,19 +89,14 @@ class CompressedKeys:
     """
 
     def __init__(
-        self,
-        settings: ShadowSettings,
-        rotary: Rotary,
-        heads: tuple[int, int],
-        dtype: torch.dtype,
-        budget: Budget,
+        self, settings: ShadowSettings, rotary: Rotary, heads: tuple[int, int], dtype: torch.dtype, held: Held
     ) -> None:
         self._settings = settings
         self.rotary = rotary
         """By which they are turned."""
         self._heads = heads
         self._dtype = dtype
-        self._budget = budget
+        self._held = held
         self._segments: list[Segment] = []
 
     @property
@@ -130,7 +114,7 @@ class CompressedKeys:
     @property
     def _num_kept(self) -> int:
         """Numbers of a projection that are kept."""
-        return self._rank if self._settings.holds_chosen else 0
+        return self._rank if self._settings.is_remote else 0
 
     @property
     def are_on_bases(self) -> bool:
@@ -141,11 +125,8 @@ class CompressedKeys:
         """Add rotated keys [C * c, H_kv, D], which follow those that are there.
 
         Returns:
-            The first chunk from which `take` returns other keys than before: the first that is added, or one
-            before it where keys that were exact came to lie on a basis.
-
-        Raises:
-            OutOfMemory: the budget has no room; nothing is added.
+            The first chunk whose keys are others than before: the first that is added, or one before it
+            where keys that were exact came to lie on a basis.
         """
         first = self.num_chunks
         newest = self._segments[-1] if self._segments else None
@@ -153,37 +134,12 @@ class CompressedKeys:
             on_basis = self._on_basis(keys, first)
             self._segments.append(on_basis or self._exact_segment(keys, first, 2 * len(keys)))
         elif newest.directions is None:
-            newest.append(self._chunks(keys))
+            newest.append(keys)
             if self._try_basis(newest):
                 return newest.first_chunk
         else:
             self._project_onto(newest, keys, first)
         return first
-
-    def take(self, head: int, chunks: Tensor) -> Tensor:
-        """Return one head's rotated keys of `chunks` [m] → [m, c, D] in the type that is kept."""
-        size, dim = self._settings.chunk_size, self._heads[1]
-        out = torch.empty(len(chunks), size, dim, dtype=self._dtype, device=chunks.device)
-        for segment in self._segments:
-            numbers = chunks - segment.first_chunk
-            here = (numbers >= 0) & (numbers < len(segment.rows))
-            if not here.any():
-                continue
-            rows = segment.rows.take(numbers[here])
-            if segment.directions is None:
-                out[here] = rows[:, :, head]
-                continue
-            own = segment.directions.all()[head * dim : (head + 1) * dim]
-            before = rows.float() @ own.float().T
-            positions = (chunks[here, None] * size + torch.arange(size, device=chunks.device)).flatten()
-            after = self.rotary.turned(before.view(-1, 1, dim), positions)
-            out[here] = after.view_as(before).to(self._dtype)
-        return out
-
-    def take_each(self, heads: Tensor, chunks: Tensor) -> Tensor:
-        """Return the rotated keys of one chunk [M] for each of `heads` [M], ascending → [M, c, D]."""
-        counts = heads.bincount(minlength=self._heads[0]).tolist()
-        return torch.cat([self.take(head, own) for head, own in enumerate(chunks.split(counts))])
 
     def restore(self, change: Change, turns: Rotations, out: Tensor) -> None:
         """Fill the missing slots of `out` [H_kv, k, c, D] with the keys of chunks that lie on a basis.
@@ -233,7 +189,7 @@ class CompressedKeys:
 
     def fork(self) -> "CompressedKeys":
         """Return the same keys for another sequence; no byte is copied."""
-        other = CompressedKeys(self._settings, self.rotary, self._heads, self._dtype, self._budget)
+        other = CompressedKeys(self._settings, self.rotary, self._heads, self._dtype, self._held)
         other._segments = [segment.fork() for segment in self._segments]
         return other
 
@@ -255,18 +211,15 @@ class CompressedKeys:
 
     def _try_basis(self, segment: Segment) -> bool:
         """Put the newest segment on a basis, if it is long enough and one holds it; return whether it is."""
-        num_tokens = len(segment.rows) * self._settings.chunk_size
+        num_tokens = len(segment.rows) * CHUNK_SIZE
         if num_tokens < segment.next_try:
             return False
         parts = [stand.numbers() for stand in segment.stands()]
         keys = parts[0] if len(parts) == 1 else torch.cat(parts)
         segment.next_try = 2 * num_tokens
-        try:
-            found = self._on_basis(keys, segment.first_chunk)
-            if found is None and segment.scales is None and self._codes(num_tokens):
-                found = self._exact_segment(keys, segment.first_chunk, segment.next_try)
-        except OutOfMemory:
-            found = None  # exact keys are there, and stay
+        found = self._on_basis(keys, segment.first_chunk)
+        if found is None and segment.scales is None and num_tokens >= CODED_LEN:
+            found = self._exact_segment(keys, segment.first_chunk, segment.next_try)
         if found is None:
             return False
         segment.release()
@@ -280,17 +233,12 @@ class CompressedKeys:
         basis = reference.basis_of_products(self._products(keys, first_chunk), self._rank)
         if basis.energy < self._settings.energy:
             return None
-        directions = Rows((self._rank,), self._dtype, self._budget, page_rows=1)
-        rows = Rows((self._settings.chunk_size, self._num_kept), self._dtype, self._budget)
-        try:
-            directions.append(basis.directions)
-            projections, lost = self._projected(keys, directions.all(), first_chunk)
-            rows.append(projections[..., : self._num_kept])
-        except BaseException:
-            directions.release()
-            rows.release()
-            raise
-        return Segment(first_chunk=first_chunk, rows=rows, directions=directions, lost=lost, next_try=0)
+        projections, _ = self._projected(keys, basis.directions.to(self._dtype), first_chunk)
+        directions = Rows((self._rank,), self._dtype, self._held, page_rows=1)
+        directions.append(basis.directions)
+        rows = Rows((CHUNK_SIZE, self._num_kept), self._dtype, self._held)
+        rows.append(projections[..., : self._num_kept])
+        return Segment(first_chunk=first_chunk, rows=rows, directions=directions, next_try=0)
 
     def _products(self, keys: Tensor, first_chunk: int) -> Tensor:
         width = self._heads[0] * self._heads[1]
@@ -308,40 +256,29 @@ class CompressedKeys:
             total += float(before.double().square().sum())
             lost += float((before - part.float() @ wide.T).double().square().sum())
             parts.append(part)
-        projections = torch.cat(parts).unflatten(0, (-1, self._settings.chunk_size))
+        projections = torch.cat(parts).unflatten(0, (-1, CHUNK_SIZE))
         return projections, lost / total if total else 0.0
 
     def _unturned(self, keys: Tensor, first_chunk: int) -> Iterator[Tensor]:
         """Yield keys before rotation [n, H_kv * D], some thousand tokens at a time."""
-        start = first_chunk * self._settings.chunk_size
+        start = first_chunk * CHUNK_SIZE
         for at in range(0, len(keys), PIECE_LEN):
             piece = keys[at : at + PIECE_LEN]
             positions = torch.arange(start + at, start + at + len(piece), device=keys.device)
             yield self.rotary.unturned(piece, positions).flatten(1)
 
-    def _chunks(self, keys: Tensor) -> Tensor:
-        return keys.unflatten(0, (-1, self._settings.chunk_size))
-
     def _exact_segment(self, keys: Tensor, first_chunk: int, next_try: int) -> Segment:
-        """Return a segment of keys on no basis: as they are, or many that can be read elsewhere as codes.
-
-        Raises:
-            OutOfMemory: the budget has no room; nothing is kept.
-        """
-        shape, is_coded = (self._settings.chunk_size, *self._heads), self._codes(len(keys))
+        """Return a segment of keys on no basis: few as they are, many as codes."""
+        shape, is_coded = (CHUNK_SIZE, *self._heads), len(keys) >= CODED_LEN
         segment = Segment(
             first_chunk=first_chunk,
-            rows=Rows(shape, torch.int8 if is_coded else self._dtype, self._budget),
+            rows=Rows(shape, torch.int8 if is_coded else self._dtype, self._held),
             directions=None,
-            lost=0.0,
             next_try=next_try,
-            scales=Rows(self._heads[:1], torch.float32, self._budget) if is_coded else None,
+            scales=Rows(self._heads[:1], torch.float32, self._held) if is_coded else None,
         )
-        segment.append(self._chunks(keys))
+        segment.append(keys)
         return segment
-
-    def _codes(self, num_tokens: int) -> bool:
-        return self._settings.is_sourced and num_tokens >= CODED_LEN
 
 
 def _worth(query: Tensor, stand: Landmarks) -> Tensor:

@@ -1,60 +1,28 @@
-"""Append-only rows in pages that sequences share copy-on-write, and the budgets that limit them."""
+"""Append-only rows in pages that sequences share copy-on-write, and how many bytes all of them hold."""
 
 from collections.abc import Iterator, Sequence
-from math import prod
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from kvchat.engine.formats.shadow.settings import PAGE_ROWS as PAGE_ROWS
-from kvchat.errors import OutOfMemory
-
-MIB = 2**20
+from kvchat.engine.formats.shadow.settings import PAGE_ROWS
 
 
-class Budget:
-    """Bytes that may be held in one place.
+@dataclass(slots=True)
+class Held:
+    """Bytes of all shadows together, those of shared pages once."""
 
-    Args:
-        place: what a message calls it.
-        num_bytes: None for no limit.
-    """
-
-    def __init__(self, place: str, num_bytes: int | None = None) -> None:
-        self.place = place
-        self.num_bytes = num_bytes
-        self.used_bytes = 0
-
-    def claim(self, num_bytes: int) -> None:
-        """Take bytes.
-
-        Raises:
-            OutOfMemory: fewer are left; none is taken.
-        """
-        if self.num_bytes is not None and self.used_bytes + num_bytes > self.num_bytes:
-            raise OutOfMemory(
-                f"a shadow needs {num_bytes / MIB:,.1f} MiB of {self.place} memory, and "
-                f"{(self.num_bytes - self.used_bytes) / MIB:,.1f} of {self.num_bytes / MIB:,.1f} are left: "
-                "allow more, or keep a shorter context"
-            )
-        self.used_bytes += num_bytes
-
-    def give_back(self, num_bytes: int) -> None:
-        self.used_bytes -= num_bytes
-        assert self.used_bytes >= 0
+    num_bytes: int = 0
 
 
 class RowPage:
     """Rows [capacity, ...] of which the first `num_rows` are written, by a sequence that holds it alone."""
 
-    def __init__(self, capacity: int, like: Tensor, budget: Budget) -> None:
-        budget.claim(capacity * prod(like.shape[1:]) * like.element_size())
-        self._budget = budget
-        try:
-            self.data = torch.empty(capacity, *like.shape[1:], dtype=like.dtype, device=like.device)
-        except BaseException:
-            budget.give_back(capacity * prod(like.shape[1:]) * like.element_size())
-            raise
+    def __init__(self, capacity: int, like: Tensor, held: Held) -> None:
+        self.data = torch.empty(capacity, *like.shape[1:], dtype=like.dtype, device=like.device)
+        self._held = held
+        held.num_bytes += self.num_bytes
         self.num_rows = 0
         self.num_holders = 1
 
@@ -78,7 +46,7 @@ class RowPage:
     def release(self) -> None:
         self.num_holders -= 1
         if not self.num_holders:
-            self._budget.give_back(self.num_bytes)
+            self._held.num_bytes -= self.num_bytes
 
 
 class Rows:
@@ -90,11 +58,11 @@ class Rows:
     """
 
     def __init__(
-        self, shape: Sequence[int], dtype: torch.dtype, budget: Budget, page_rows: int = PAGE_ROWS
+        self, shape: Sequence[int], dtype: torch.dtype, held: Held, page_rows: int = PAGE_ROWS
     ) -> None:
         self._page_rows = page_rows
         self._like = torch.empty(0, *shape, dtype=dtype)
-        self._budget = budget
+        self._held = held
         self._pages: list[RowPage] = []
 
     def __len__(self) -> int:
@@ -105,40 +73,21 @@ class Rows:
         return list(self._pages)
 
     def append(self, rows: Tensor) -> None:
-        """Add rows [n, ...], rounded to the type that is kept.
-
-        Raises:
-            OutOfMemory: the budget has no room; nothing is added.
-        """
+        """Add rows [n, ...], rounded to the type that is kept."""
         room = self._pages[-1].room if self._pages else 0
         fitting, rest = rows[:room], rows[room:]
-        last = self._writable_page() if len(fitting) else None
-        # Claimed before anything is written, so that a refusal leaves all as it was.
-        page = (
-            RowPage(max(self._page_rows, len(rest)), self._like.to(rows.device), self._budget)
-            if len(rest)
-            else None
-        )
-        if last is not None:
-            last.write(fitting.to(self._like.dtype))
-        if page is not None:
+        if len(fitting):
+            self._writable_page().write(fitting.to(self._like.dtype))
+        if len(rest):
+            page = RowPage(max(self._page_rows, len(rest)), self._like.to(rows.device), self._held)
             self._pages.append(page)
             page.write(rest.to(self._like.dtype))
-
-    def truncate(self, num_rows: int) -> None:
-        """Take back the rows behind the first `num_rows`, which no other sequence has."""
-        while (excess := len(self) - num_rows) > 0:
-            last = self._pages[-1]
-            assert last.num_holders == 1
-            last.num_rows -= min(excess, last.num_rows)
-            if not last.num_rows:
-                self._pages.pop().release()
 
     def _writable_page(self) -> RowPage:
         """Return the last page, a copy of it where another sequence holds it too."""
         last = self._pages[-1]
         if last.num_holders > 1:
-            own = RowPage(len(last.data), last.data, self._budget)
+            own = RowPage(len(last.data), last.data, self._held)
             own.write(last.data[: last.num_rows])
             last.release()
             self._pages[-1] = own
@@ -158,23 +107,9 @@ class Rows:
                 yield part
             first += page.num_rows
 
-    def take(self, numbers: Tensor) -> Tensor:
-        """Return the rows `numbers` [m] → [m, ...]."""
-        if len(self._pages) == 1:
-            return self._pages[0].data[numbers]
-        assert not len(numbers) or int(numbers.max()) < len(self)
-        out = torch.empty(len(numbers), *self._like.shape[1:], dtype=self._like.dtype, device=numbers.device)
-        start = 0
-        for page in self._pages:
-            here = (numbers >= start) & (numbers < start + page.num_rows)
-            if here.any():
-                out[here] = page.data[numbers[here] - start]
-            start += page.num_rows
-        return out
-
     def emptied(self) -> "Rows":
         """Return rows of the same kind, without any."""
-        return Rows(self._like.shape[1:], self._like.dtype, self._budget, self._page_rows)
+        return Rows(self._like.shape[1:], self._like.dtype, self._held, self._page_rows)
 
     def fork(self) -> "Rows":
         """Return the same rows for another sequence; no byte is copied."""

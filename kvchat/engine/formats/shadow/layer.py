@@ -1,31 +1,28 @@
-"""The shadow of one layer of one sequence: little on the device, values in host memory, nothing lost.
+"""The shadow of one layer of one sequence: what a step chooses by, and what it sees without a choice.
 
-On the device: keys as projections on a basis (`CompressedKeys`), a landmark for each compressed chunk, keys
-and values of the compressed chunks that every step sees (the first, and each head's outliers), the working
-set, and the tail: the last full chunks and all that was generated since, exact. In host memory: the values of
-all compressed chunks. "Device" and "host" are budgets; without a GPU both are the same memory.
+A landmark for each compressed chunk, keys that lie on no basis (`CompressedKeys`), keys and values of the
+compressed chunks that every step sees (the first, and each head's outliers), and the tail: the last full
+chunks and all that was generated since, exact. Chosen chunks are read in the sequence's blocks. Where these
+lie in host memory, a GPU restores keys from their projections on a basis, and has a working set.
 Dimensions: n tokens, Q queries, H query heads, H_kv key-value heads, D and D_v head sizes, c tokens of a
 chunk, C compressed chunks, a chunks that are always seen, m chunks that are chosen.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from kvchat.engine.formats.shadow.compressed_keys import Segment
-from kvchat.engine.formats.shadow.copy_on_write_rows import Rows
+from kvchat.engine.formats.shadow.copy_on_write_rows import Held, Rows
 from kvchat.engine.formats.shadow.gpu_resources import GpuResources
-from kvchat.engine.formats.shadow.layer_store import Budgets, LayerStore
+from kvchat.engine.formats.shadow.layer_store import LayerStore
 from kvchat.engine.formats.shadow.rotary import Rotary
-from kvchat.engine.formats.shadow.settings import CHUNK_SIZE, PIECE_LEN, ShadowSettings
-from kvchat.engine.formats.shadow.working_set import EMPTY
+from kvchat.engine.formats.shadow.settings import CHUNK_SIZE, NUM_LOCAL, PIECE_LEN, ShadowSettings
 from kvchat.engine.kernels.paged_attention.args import KVPair
 from kvchat.engine.kernels.shadow_kv import chosen_attention, chunk_scores, load_chunks, reference
 from kvchat.engine.kernels.shadow_kv.args import Change, ChunkChoice
 from kvchat.engine.kernels.shadow_kv.torch_fallback import VisibleChunks, chosen, gathered_attention, picked
-from kvchat.errors import OutOfMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +32,8 @@ class ShadowStep:
     Args:
         out: [Q, H, D_v], in the type of the queries.
         attended_len: tokens that its last query attended to.
-        num_wanted, num_fetched: chosen chunks over all heads, and those of them that came from host memory;
-            a device's number, which nobody has waited for yet, is a tensor [].
+        num_wanted, num_fetched: chosen chunks over all heads, and those of them that the step before had not
+            chosen; a device's number, which nobody has waited for yet, is a tensor [].
     """
 
     out: Tensor
@@ -57,11 +54,6 @@ class BlockChunks:
         self.pools = pools
         self.blocks = blocks
 
-    @staticmethod
-    def takes(pools: KVPair) -> bool:
-        """Whether every chunk of a head lies in a row. Pure."""
-        return pools.keys.shape[2] % CHUNK_SIZE == 0 and all(pool.is_contiguous() for pool in pools)
-
     def take(self, heads: Tensor, chunks: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys [M, c, D] and values [M, c, D_v] of one chunk [M] for each of `heads` [M]."""
         _, num_heads, block_size, _ = self.pools.keys.shape
@@ -79,20 +71,12 @@ class ShadowLayer:
     """Keeps a context of one layer of one sequence, and attends to it. Made by `of_prompt`."""
 
     def __init__(
-        self,
-        settings: ShadowSettings,
-        stock: LayerStore,
-        num_tokens: int,
-        num_compressed: int,
-        remote: GpuResources | None = None,
+        self, settings: ShadowSettings, stock: LayerStore, remote: GpuResources | None = None
     ) -> None:
         assert (remote is not None) is settings.is_remote
         self.settings = settings
         self.stock = stock
         self.remote = remote
-        self.num_tokens = num_tokens
-        self.num_compressed = num_compressed
-        self._source: BlockChunks | None = None
         self._chosen_before: Tensor | None = None
 
     @classmethod
@@ -102,7 +86,7 @@ class ShadowLayer:
         rotary: Rotary,
         keys: Tensor,
         values: Tensor,
-        budgets: Budgets,
+        held: Held,
         remote: GpuResources | None = None,
     ) -> "ShadowLayer":
         """Return the shadow of a prompt that was computed exactly.
@@ -112,36 +96,31 @@ class ShadowLayer:
             keys: [n, H_kv, D], rotated; at least as many as `least_len`.
             values: [n, H_kv, D_v].
             remote: given if, and only if, the settings say so.
-
-        Raises:
-            OutOfMemory: a budget does not hold it; nothing is kept.
         """
         assert len(keys) >= settings.least_len
-        layer = cls(settings, LayerStore.empty_for(settings, rotary, keys, values, budgets), 0, 0, remote)
-        try:
-            layer._take_over(keys, values)
-        except BaseException:  # a device may fail too, and nobody else can give the bytes back
-            layer.release()
-            raise
+        layer = cls(settings, LayerStore.empty_for(settings, rotary, keys, values, held), remote)
+        end = (len(keys) // CHUNK_SIZE - NUM_LOCAL) * CHUNK_SIZE
+        layer._append(keys[end:], values[end:])
+        layer._keep_always(keys[:end], values[:end])
+        layer._compress(keys[:end])
         return layer
+
+    @property
+    def num_compressed(self) -> int:
+        """Chunks that are compressed."""
+        return len(self.stock.landmarks)
 
     @property
     def tail_len(self) -> int:
         """Tokens that are exact since they are the last ones."""
-        return self.num_tokens - self.num_compressed * self.settings.chunk_size
+        return len(self.stock.tail_keys)
 
     @property
-    def segments(self) -> tuple[Segment, ...]:
-        """The runs of compressed chunks with a basis each."""
-        return self.stock.compressed_keys.segments
+    def num_tokens(self) -> int:
+        return self.num_compressed * CHUNK_SIZE + self.tail_len
 
     def attend(
-        self,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        softmax_scale: float,
-        source: BlockChunks | None = None,
+        self, query: Tensor, keys: Tensor, values: Tensor, softmax_scale: float, source: BlockChunks
     ) -> tuple[Tensor, list[ShadowStep]]:
         """Add tokens and return what their queries see [Q, H, D_v], with what each block of them saw.
 
@@ -152,68 +131,36 @@ class ShadowLayer:
             query: [Q, H, D], rotated.
             keys: [Q, H_kv, D], rotated.
             values: [Q, H_kv, D_v].
-            source: has all compressed keys and values as they were; given if, and only if, the settings say
-                so.
-
-        Raises:
-            OutOfMemory: a budget does not hold it; tokens of earlier blocks stay, those of this one do not.
+            source: has all keys and values, these tokens' too.
         """
-        assert (source is not None) is self.settings.is_sourced
-        self._source = source
-        steps = [self._attend_block(query[part], softmax_scale) for part in self._added(keys, values)]
+        steps = [self._attend_block(query[part], softmax_scale, source) for part in self._added(keys, values)]
         return torch.cat([step.out for step in steps]), steps
 
     def extend(self, keys: Tensor, values: Tensor) -> None:
-        """Add tokens whose queries have been answered: all is afterwards as if they had been answered here.
-
-        Raises:
-            OutOfMemory: as in `attend`.
-        """
+        """Add tokens whose queries have been answered: all is then as if they had been answered here."""
         for _ in self._added(keys, values):
             pass
 
     def compress_full(self) -> None:
-        """Compress generated tokens, if there are as many as may stay exact; the local chunks stay.
-
-        Raises:
-            OutOfMemory: a budget has no room; all tokens stay exact.
-        """
-        num_tokens = self._num_full() * self.settings.chunk_size
+        """Compress generated tokens, if there are as many as may stay exact; the local chunks stay."""
+        num_tokens = (self.tail_len // CHUNK_SIZE - NUM_LOCAL) * CHUNK_SIZE
         if num_tokens < self.settings.exact_len:
             return
         old = self.stock.tail_keys, self.stock.tail_values
-        sides = [rows.all() for rows in old]
+        self._compress(old[0].all()[:num_tokens])
         rest = [rows.emptied() for rows in old]
-        try:
-            for new, side in zip(rest, sides, strict=True):
-                new.append(side[num_tokens:])
-            self._compress(sides[0][:num_tokens], sides[1][:num_tokens])
-        except OutOfMemory:
-            _release(rest)
-            raise
-        _release(old)
+        for new, rows in zip(rest, old, strict=True):
+            new.append(rows.all()[num_tokens:])
+            rows.release()
         self.stock.tail_keys, self.stock.tail_values = rest
 
     def fork(self) -> "ShadowLayer":
-        """Return the same context for another sequence; both go on independently.
-
-        Raises:
-            OutOfMemory: the device's budget does not hold a second working set.
-        """
-        stock = self.stock.fork()
-        return ShadowLayer(self.settings, stock, self.num_tokens, self.num_compressed, self.remote)
+        """Return the same context for another sequence; both go on independently."""
+        return ShadowLayer(self.settings, self.stock.fork(), self.remote)
 
     def release(self) -> None:
-        """Give all bytes back to the budgets; the layer serves nobody afterwards."""
+        """Give all bytes back; the layer serves nobody afterwards."""
         self.stock.release()
-
-    def _take_over(self, keys: Tensor, values: Tensor) -> None:
-        size = self.settings.chunk_size
-        end = (len(keys) // size - self.settings.num_local) * size
-        self._append(keys[end:], values[end:])
-        self.num_tokens = len(keys)
-        self._keep_always(keys[:end], values[:end])
-        self._compress(keys[:end], values[:end])
 
     def _added(self, keys: Tensor, values: Tensor) -> Iterator[slice]:
         """Add tokens up to one cut after the other, and yield which ones."""
@@ -225,75 +172,46 @@ class ShadowLayer:
             yield slice(start, end)
             start = end
 
-    def _num_full(self) -> int:
-        """Return how many chunks of the tail are full and not local."""
-        return self.tail_len // self.settings.chunk_size - self.settings.num_local
-
     def _next_cut(self) -> int:
         """Return how many tokens lie before the next place where a prompt is divided."""
-        compressed_at = self.settings.exact_len + self.settings.num_local * self.settings.chunk_size
+        compressed_at = self.settings.exact_len + NUM_LOCAL * CHUNK_SIZE
         block = self.settings.query_block
         return min(block - self.num_tokens % block, compressed_at - self.tail_len)
 
     def _append(self, keys: Tensor, values: Tensor) -> None:
-        before = len(self.stock.tail_keys)
         self.stock.tail_keys.append(keys)
-        try:
-            self.stock.tail_values.append(values)
-        except OutOfMemory:
-            self.stock.tail_keys.truncate(before)
-            raise
-        self.num_tokens += len(keys)
+        self.stock.tail_values.append(values)
 
     def _keep_always(self, keys: Tensor, values: Tensor) -> None:
         """Keep the first chunk, and those that their landmarks speak for least, as they are."""
-        size, stock = self.settings.chunk_size, self.stock
-        likeness = torch.cat([reference.likeness(piece, size) for piece in keys[size:].split(PIECE_LEN)])
+        stock = self.stock
+        pieces = keys[CHUNK_SIZE:].split(PIECE_LEN)
+        likeness = torch.cat([reference.likeness(piece, CHUNK_SIZE) for piece in pieces])
         others = reference.least_alike(likeness, self.settings.num_outliers) + 1
         stock.always = torch.cat((others.new_zeros(len(others), 1), others), dim=1)
         heads = torch.arange(len(others), device=keys.device)[:, None]
         for rows, side in ((stock.always_keys, keys), (stock.always_values, values)):
-            chunks = side.unflatten(0, (-1, size)).transpose(1, 2)  # [C, H_kv, c, D]
+            chunks = side.unflatten(0, (-1, CHUNK_SIZE)).transpose(1, 2)  # [C, H_kv, c, D]
             rows.append(chunks[stock.always, heads].flatten(0, 1))
 
-    def _compress(self, keys: Tensor, values: Tensor) -> None:
-        """Give tokens [C * c, H_kv, *] away, which follow those that are compressed already."""
-        size, stock = self.settings.chunk_size, self.stock
-        chunks = values.unflatten(0, (-1, size)).transpose(1, 2)  # [C, H_kv, c, D_v]
-        before = len(stock.values), len(stock.landmarks)
-        try:
-            stock.values.append(
-                chunks.flatten(0, 1)[..., :0] if self.settings.is_sourced else chunks.flatten(0, 1)
-            )
-            means = [reference.landmarks(piece, size).to(keys.dtype) for piece in keys.split(PIECE_LEN)]
-            stock.landmarks.append(torch.cat(means))
-            first_changed = stock.compressed_keys.compress(keys)
-        except OutOfMemory:
-            stock.values.truncate(before[0])
-            stock.landmarks.truncate(before[1])
-            raise
+    def _compress(self, keys: Tensor) -> None:
+        """Give tokens with keys [C * c, H_kv, D] away, which follow those that are compressed already."""
+        stock = self.stock
+        means = [reference.landmarks(piece, CHUNK_SIZE).to(keys.dtype) for piece in keys.split(PIECE_LEN)]
+        stock.landmarks.append(torch.cat(means))
         # What is seen of a chunk must not depend on when it was chosen first.
-        stock.working.forget_from(first_changed)
-        self.num_compressed += len(chunks)
+        stock.working.forget_from(stock.compressed_keys.compress(keys))
 
-    def _attend_block(self, query: Tensor, softmax_scale: float) -> ShadowStep:
-        if self._source is not None and self.remote is not None:
-            return self._read_beside(query, softmax_scale, self._source, self.remote)
-        if self._source is not None:
-            step = self._read_in_blocks(query, softmax_scale, self._source)
-            if step is not None:
-                return step
-        stock, num_chosen = self.stock, self._num_chosen
+    def _attend_block(self, query: Tensor, softmax_scale: float, source: BlockChunks) -> ShadowStep:
+        if self.remote is not None:
+            return self._read_beside(query, softmax_scale, source, self.remote)
+        step = self._read_in_blocks(query, softmax_scale, source)
+        if step is not None:
+            return step
         wanted = self._wanted(query, softmax_scale)
-        if self._source is None:
-            num_fetched = stock.working.hold(wanted, self._fetch)
-            assert not (stock.working.slots[:, :num_chosen] == EMPTY).any()
-            found = [side[:, :num_chosen] for side in (stock.working.keys, stock.working.values)]
-        else:
-            num_fetched = self._num_new(wanted)
-            sides = self._source.take(*wanted.nonzero(as_tuple=True))
-            found = [side.unflatten(0, (-1, num_chosen)) for side in sides]
-        return self._answered(query, softmax_scale, (found[0], found[1]), num_fetched)
+        keys, values = source.take(*wanted.nonzero(as_tuple=True))
+        found = keys.unflatten(0, (-1, self._num_chosen)), values.unflatten(0, (-1, self._num_chosen))
+        return self._answered(query, softmax_scale, found, self._num_new(wanted))
 
     def _answered(
         self, query: Tensor, softmax_scale: float, found: tuple[Tensor, Tensor], num_fetched: int | Tensor
@@ -302,7 +220,7 @@ class ShadowLayer:
         stock, num_chosen = self.stock, found[0].shape[1]
         keys = VisibleChunks.of(_parts(stock.always_keys, found[0], stock.tail_keys))
         values = VisibleChunks.of(_parts(stock.always_values, found[1], stock.tail_values))
-        self._check_sight(keys.num_tokens, num_chosen)
+        assert keys.num_tokens == values.num_tokens == self._attended_len(num_chosen)
         return ShadowStep(
             out=gathered_attention(query, keys, values, softmax_scale),
             attended_len=keys.num_tokens,
@@ -319,7 +237,7 @@ class ShadowLayer:
         stock, num_chosen = self.stock, self._num_chosen
         compressed, turns = stock.compressed_keys, None
         if any(segment.directions is not None for segment in compressed.segments):
-            turns = remote.turns.of(compressed.rotary, self.num_tokens, query.device)
+            turns = remote.table(compressed.rotary, self.num_tokens, query.device)
 
         def load(change: Change, keys: Tensor, values: Tensor) -> None:
             load_chunks(source.pools.values, source.blocks, change, values)
@@ -347,7 +265,7 @@ class ShadowLayer:
             stands=tuple(stock.compressed_keys.stands(stock.landmarks)),
             always=stock.always,
             num_chosen=self._num_chosen,
-            chunk_size=self.settings.chunk_size,
+            chunk_size=CHUNK_SIZE,
             num_tokens=self.num_tokens,
             softmax_scale=softmax_scale,
             before=self._chosen_before,
@@ -356,11 +274,11 @@ class ShadowLayer:
         if seen is None:
             return None
         self._chosen_before = seen.chosen
-        num_chunks = self.settings.num_always + choice.num_chosen
-        attended_len = num_chunks * self.settings.chunk_size + self.tail_len
-        self._check_sight(attended_len, choice.num_chosen)
         return ShadowStep(
-            out=seen.out, attended_len=attended_len, num_wanted=seen.chosen.numel(), num_fetched=seen.num_new
+            out=seen.out,
+            attended_len=self._attended_len(choice.num_chosen),
+            num_wanted=seen.chosen.numel(),
+            num_fetched=seen.num_new,
         )
 
     @property
@@ -387,25 +305,12 @@ class ShadowLayer:
         self._chosen_before = wanted.nonzero()[:, 1].view(len(wanted), -1)
         return int((wanted & ~before).sum())
 
-    def _fetch(self, heads: Tensor, chunks: Tensor) -> tuple[Tensor, Tensor]:
-        values = self.stock.values.take(chunks * len(self.stock.always) + heads)
-        return self.stock.compressed_keys.take_each(heads, chunks), values
-
-    def _check_sight(self, attended_len: int, num_chosen: int) -> None:
-        """Hold that nothing was dropped: every token is compressed or in the tail."""
-        stock = self.stock
-        assert len(stock.tail_keys) == len(stock.tail_values) == self.tail_len
-        assert len(stock.landmarks) == stock.compressed_keys.num_chunks == self.num_compressed
-        num_chunks = self.settings.num_always + num_chosen
-        assert attended_len == num_chunks * self.settings.chunk_size + self.tail_len
+    def _attended_len(self, num_chosen: int) -> int:
+        """Return how many tokens a step sees: nothing is dropped that is not compressed."""
+        return (self.settings.num_always + num_chosen) * CHUNK_SIZE + self.tail_len
 
 
 def _parts(always: Rows, working: Tensor, tail: Rows) -> tuple[Tensor, ...]:
     """Return keys or values of all that a step sees, [H_kv, n, D] each, the tail last."""
     fixed = always.all().unflatten(0, (len(working), -1)).flatten(1, 2)
     return fixed, working.flatten(1, 2), tail.all().transpose(0, 1)
-
-
-def _release(sides: Iterable[Rows]) -> None:
-    for side in sides:
-        side.release()

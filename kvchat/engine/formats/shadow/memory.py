@@ -9,8 +9,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kvchat.engine.formats.pool_sizing import full_bytes
-from kvchat.engine.formats.shadow.settings import CHUNK_SIZE, TABLE_STEP
+from kvchat.engine.formats.pool_sizing import Lengths, full_bytes
+from kvchat.engine.formats.shadow.settings import TABLE_STEP
 from kvchat.engine.formats.shadow.spec import ShadowSpec, shadow_specs
 from kvchat.engine.formats.spec import Group
 from kvchat.errors import ConfigError
@@ -62,7 +62,7 @@ def in_host_memory(groups: Sequence[Group]) -> tuple[Group, ...]:
     """Return the groups as a GPU stores them: blocks that are looked at through shadows lie in host memory.
 
     Raises:
-        ConfigError: only some layers are looked at so, or no whole chunks divide their blocks.
+        ConfigError: only some layers are looked at so.
     """
     if not shadow_specs(groups):
         return tuple(groups)
@@ -72,11 +72,6 @@ def in_host_memory(groups: Sequence[Group]) -> tuple[Group, ...]:
             raise ConfigError(
                 f"layers {', '.join(map(str, group.layers))} of this model have no shadow as its others do, "
                 "and a GPU has one for all layers or none; use --cache-format exact"
-            )
-        if group.spec.block_size % CHUNK_SIZE:
-            raise ConfigError(
-                f"on a GPU a shadow is made of blocks that chunks of {CHUNK_SIZE} tokens divide, and they "
-                f"have {group.spec.block_size}; choose another block size"
             )
         placed.append(replace(group, in_host_memory=True))
     return tuple(placed)
@@ -88,27 +83,17 @@ def making_bytes(groups: Sequence[Group], num_tokens: int) -> int:
     return COPIES * token_bytes * num_tokens
 
 
-def divided(
-    groups: Sequence[Group],
-    device_bytes: int,
-    host_bytes: int,
-    *,
-    context_len: int,
-    chunk_len: int,
-    block_size: int,
-) -> ShadowedMemory:
+def divided(groups: Sequence[Group], device_bytes: int, host_bytes: int, lengths: Lengths) -> ShadowedMemory:
     """Return how the memory is divided. Pure.
 
     Args:
         device_bytes, host_bytes: that may be had in each.
-        context_len: tokens of the longest conversation.
-        chunk_len: tokens computed in one step.
     """
+    context_len, block_size = lengths.context_len, lengths.block_size
 
     def taken(num_blocks: int) -> int:
         """Return what blocks take of host memory."""
-        lengths = {"context_len": context_len, "chunk_len": chunk_len, "block_size": block_size}
-        return max(0, full_bytes(groups, num_blocks, **lengths) - device_bytes)
+        return max(0, full_bytes(groups, num_blocks, lengths) - device_bytes)
 
     def needed(num_blocks: int) -> int:
         """Return what blocks and the shadow of a conversation that fills them take of it."""

@@ -8,7 +8,7 @@ from kvchat.engine.formats.spec import ITEM_BYTES, CacheSpec
 PIECE_LEN = 4096
 """Tokens of which are copies in float32 at a time, a multiple of every size of chunks."""
 CODED_LEN = 4096
-"""So many keys that no basis holds, or more, are kept in 8 bits where they can be read elsewhere too."""
+"""So many keys that no basis holds, or more, are weighed by codes of 8 bits."""
 TABLE_STEP = 4096
 """Positions that a table of an embedding grows by."""
 PAGE_ROWS = 64
@@ -20,7 +20,9 @@ GAIN_FACTOR = 4
 MOST_RANK = 160
 RANK_SHARE = 0.156
 CHUNK_SIZE = 8
+"""Tokens that are chosen together."""
 NUM_LOCAL = 4
+"""The last full chunks, which are never given away."""
 QUERY_BLOCK = 64
 OUTLIERS_PER_CHUNKS = (3, 16)
 """So many outliers for so many chosen chunks: 24 for 1,024 tokens, as published."""
@@ -34,42 +36,28 @@ class ShadowSettings:
 
     Args:
         budget: tokens that a step chooses.
-        chunk_size: tokens that are chosen together.
         num_outliers: chunks of a head that stay exact on the device since their landmark says little of them.
-        num_local: the last full chunks, which are never given away.
         exact_len: generated tokens that stay exact beside the local chunks before they are compressed.
         query_block: queries of a prompt that choose together.
         rank: of the basis; None for the usual one for the width of the keys.
         energy: share of the keys' squares that a basis has to hold; otherwise keys stay exact.
-        is_sourced: compressed keys and values lie elsewhere, and each step reads there what it chooses: of
-            keys on a basis nothing is kept but landmarks.
-        is_remote: elsewhere is host memory, which a GPU reads slowly: projections of keys are kept too, and
-            what was chosen stays on the device from one step to the next. Of what is sourced only.
+        is_remote: blocks lie in host memory, which a GPU reads slowly: projections of keys are kept too, and
+            what was chosen stays on the device from one step to the next. Else each step reads in the blocks
+            what it chooses, and of keys on a basis nothing is kept but landmarks.
     """
 
     budget: int = 2048
-    chunk_size: int = CHUNK_SIZE
     num_outliers: int = 48
-    num_local: int = NUM_LOCAL
     exact_len: int = 512
     query_block: int = QUERY_BLOCK
     rank: int | None = None
     energy: float = 0.99
-    is_sourced: bool = False
     is_remote: bool = False
-
-    def __post_init__(self) -> None:
-        assert self.is_sourced or not self.is_remote
-
-    @property
-    def holds_chosen(self) -> bool:
-        """Whether chosen chunks are held, their keys made of projections; else they are read each time."""
-        return self.is_remote or not self.is_sourced
 
     @property
     def num_chosen(self) -> int:
         """Chunks that a step chooses."""
-        return self.budget // self.chunk_size
+        return self.budget // CHUNK_SIZE
 
     @property
     def num_always(self) -> int:
@@ -79,12 +67,12 @@ class ShadowSettings:
     @property
     def step_len(self) -> int:
         """Tokens that a step attends to at least."""
-        return self.budget + (self.num_outliers + self.num_local) * self.chunk_size
+        return self.budget + (self.num_outliers + NUM_LOCAL) * CHUNK_SIZE
 
     @property
     def least_len(self) -> int:
         """The shortest context that can be divided at all."""
-        return (self.num_always + self.num_local + 1) * self.chunk_size
+        return (self.num_always + NUM_LOCAL + 1) * CHUNK_SIZE
 
     def rank_for(self, width: int) -> int:
         """Return the rank of the basis for keys of `width` numbers, all heads together."""
@@ -94,32 +82,24 @@ class ShadowSettings:
 def most_bytes(settings: ShadowSettings, spec: CacheSpec, num_tokens: int) -> int:
     """Return the most that a layer keeps beside its blocks of a context of `num_tokens`. Pure.
 
-    Where no basis holds its keys: these and all values, a landmark for each chunk, what every step sees, and
-    the working set; of what is read where it lies, neither values nor a working set, and most keys as codes.
-    On a GPU, which has the larger of codes and projections, two working sets: the prompt's and the
-    sequence's.
+    Where no basis holds its keys: these, most of them as codes, a landmark for each chunk, and what every
+    step sees. On a GPU, which has the larger of codes and projections, two working sets too: the prompt's and
+    the sequence's.
     """
-    size, width = settings.chunk_size, spec.num_kv_heads * spec.head_dim_k
+    size, width = CHUNK_SIZE, spec.num_kv_heads * spec.head_dim_k
     rank, element_size = settings.rank_for(width), ITEM_BYTES[spec.dtype]
     num_chunks = max(num_tokens // size, PAGE_ROWS)
     exact = settings.num_always * size + size + PAGE_ROWS  # of the tail, whose last page is not full
-    if settings.is_sourced:
-        keys = width * element_size
-        # A run is coded when it has doubled once more at the latest, and is there twice meanwhile.
-        compressed = (num_chunks + min(num_chunks * size, 2 * CODED_LEN)) * keys
-        held = num_chunks * (size * width + 4 * spec.num_kv_heads) if num_tokens >= CODED_LEN else 0
-        if settings.is_remote:
-            held = max(held, num_chunks * size * rank * element_size)
-            exact += 2 * settings.budget
-        compressed += held
-        return exact * spec.token_bytes + compressed + width * rank * 4
-    exact += num_chunks * size + settings.budget
-    return exact * spec.token_bytes + num_chunks * width * element_size
+    # A run is coded when it has doubled once more at the latest, and is there twice meanwhile.
+    compressed = (num_chunks + min(num_chunks * size, 2 * CODED_LEN)) * width * element_size
+    held = num_chunks * (size * width + 4 * spec.num_kv_heads) if num_tokens >= CODED_LEN else 0
+    if settings.is_remote:
+        held = max(held, num_chunks * size * rank * element_size)
+        exact += 2 * settings.budget
+    return exact * spec.token_bytes + compressed + held + width * rank * 4
 
 
-def settings_for(
-    view: View, num_tokens: int, *, is_sourced: bool = False, is_remote: bool = False
-) -> ShadowSettings:
+def settings_for(view: View, num_tokens: int, *, is_remote: bool = False) -> ShadowSettings:
     """Return how a prompt of `num_tokens`, at least `least_prompt`, is shadowed as a view says. Pure."""
     outliers, per_chunks = OUTLIERS_PER_CHUNKS
     if view.is_share:
@@ -130,10 +110,7 @@ def settings_for(
     else:
         num_chosen = -(-view.budget // CHUNK_SIZE)
     return ShadowSettings(
-        budget=num_chosen * CHUNK_SIZE,
-        num_outliers=num_chosen * outliers // per_chunks,
-        is_sourced=is_sourced,
-        is_remote=is_remote,
+        budget=num_chosen * CHUNK_SIZE, num_outliers=num_chosen * outliers // per_chunks, is_remote=is_remote
     )
 
 

@@ -7,7 +7,7 @@ at hand, as in another process, it is made from blocks.
 Dimensions: T new tokens, n tokens before them, N blocks, P block size, H_kv key-value heads, D head size.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -16,10 +16,9 @@ from torch import Tensor
 from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.snapshot import ShadowUsage
 from kvchat.engine.api.view import View
-from kvchat.engine.formats.shadow.copy_on_write_rows import Budget
-from kvchat.engine.formats.shadow.gpu_resources import GpuResources, RotationTables
+from kvchat.engine.formats.shadow.copy_on_write_rows import Held
+from kvchat.engine.formats.shadow.gpu_resources import GpuResources
 from kvchat.engine.formats.shadow.layer import BlockChunks, ShadowLayer, ShadowStep
-from kvchat.engine.formats.shadow.layer_store import Budgets
 from kvchat.engine.formats.shadow.rotary import Rotary
 from kvchat.engine.formats.shadow.settings import settings_for
 from kvchat.engine.kernels.move_blocks.bring import bring_blocks
@@ -33,7 +32,7 @@ Read = Callable[[int, int], tuple[Tensor, Tensor]]
 
 @dataclass(slots=True)
 class Counts:
-    """Chosen chunks of a layer since the engine started, those of them that were fetched from host memory,
+    """Chosen chunks of a layer since the engine started, those of them that the step before had not chosen,
     the tokens that the last step looked at, and those of prompts of which a shadow was made.
     """
 
@@ -76,11 +75,9 @@ class Shadows:
     ) -> None:
         self.view = view
         self.limit_bytes = limit_bytes
-        self.budgets = Budgets(device=Budget("device"), host=Budget("host"))
+        self._held = Held()
         self.counts = {layer: Counts() for layer in rotaries}
-        self.remote: GpuResources | None = None
-        if streams is not None:
-            self.remote = GpuResources(streams=streams, turns=RotationTables(self.budgets.device))
+        self.remote = None if streams is None else GpuResources(streams, self._held)
         self._rotaries = rotaries
         # Both in the order in which they were used.
         self._sequences: dict[SequenceId, CachedShadow] = {}
@@ -88,7 +85,7 @@ class Shadows:
 
     @property
     def used_bytes(self) -> int:
-        return self.budgets.device.used_bytes + self.budgets.host.used_bytes
+        return self._held.num_bytes
 
     def step(
         self, sequence: SequenceId, prompt: ShadowedPrompt, num_tokens: int, blocks: Tensor
@@ -121,7 +118,7 @@ class Shadows:
         self._sequences.clear()
         self._prompts.clear()
         if self.remote is not None:
-            self.remote.turns.clear()
+            self.remote.clear()
 
     def settle(self) -> None:
         """Wait until what was computed is in the blocks, where these lie in host memory: others read them."""
@@ -159,33 +156,27 @@ class Shadows:
         shadows = (*self._prompts.values(), *self._sequences.values())
         kept = [shadow.layers[layer].stock for shadow in shadows if layer in shadow.layers]
         parts = [part for stock in kept for part in stock.device_tensors().values()]
+        num_bytes = {tensor.data_ptr(): tensor.nbytes for part in parts for tensor in part}
         return ShadowUsage(
-            device_bytes=_distinct_bytes(parts),
-            host_bytes=_distinct_bytes(stock.host_tensors() for stock in kept),
+            device_bytes=sum(num_bytes.values()),
             seen_tokens=counts.attended_len,
             wanted_chunks=counts.num_wanted,
             fetched_chunks=int(counts.num_fetched),
             made_tokens=counts.made_len,
         )
 
-    def begun(self, layer: int, prompt: ShadowedPrompt, read: Read, *, is_sourced: bool) -> ShadowLayer:
+    def begun(self, layer: int, prompt: ShadowedPrompt, read: Read) -> ShadowLayer:
         """Return a shadow of a layer behind a prompt, to go on from: of what was made of the prompt, or is.
 
         Args:
             read: the layer's keys and values.
-            is_sourced: each step is going to be given a source of them.
-
-        Raises:
-            OutOfMemory: a budget does not hold it; nothing is kept.
         """
         layers = self._prompts[prompt.name].layers
         if layer not in layers:
-            settings = settings_for(
-                self.view, prompt.num_tokens, is_sourced=is_sourced, is_remote=self.remote is not None
-            )
+            settings = settings_for(self.view, prompt.num_tokens, is_remote=self.remote is not None)
             keys, values = read(0, prompt.num_tokens)
             layers[layer] = ShadowLayer.of_prompt(
-                settings, self._rotaries[layer], keys, values, self.budgets, self.remote
+                settings, self._rotaries[layer], keys, values, self._held, self.remote
             )
             self.counts[layer].made_len += prompt.num_tokens
         return layers[layer].fork()
@@ -207,7 +198,7 @@ class StepShadow:
 
     def attend(self, layer: int, query: Tensor, new: KVPair, pools: KVPair, scale: float) -> Tensor:
         """Return what the queries see [T, H, D_v], and take their tokens; see `Shadow` in the kernels."""
-        source = BlockChunks(pools, self._blocks) if BlockChunks.takes(pools) else None
+        source = BlockChunks(pools, self._blocks)
         out, steps = self._layer(layer, pools).attend(query, *new, scale, source)
         for step in steps:
             self._shadows.counts[layer].add(step)
@@ -225,12 +216,8 @@ class StepShadow:
             found = None
         if found is None:
             read = partial(_rows_of, pools, self._blocks)
-            found = self._shadows.begun(layer, prompt, read, is_sourced=BlockChunks.takes(pools))
-            try:
-                found.extend(*read(prompt.num_tokens, self._num_tokens))
-            except BaseException:
-                found.release()
-                raise
+            found = self._shadows.begun(layer, prompt, read)
+            found.extend(*read(prompt.num_tokens, self._num_tokens))
         layers[layer] = found
         return found
 
@@ -245,8 +232,3 @@ def _rows_of(pools: KVPair, blocks: Tensor, start: int, end: int) -> tuple[Tenso
         for pool in pools
     )
     return keys, values
-
-
-def _distinct_bytes(parts: Iterable[Iterable[Tensor]]) -> int:
-    """Return the bytes of tensors of which some may be the same."""
-    return sum({tensor.data_ptr(): tensor.nbytes for part in parts for tensor in part}.values())

@@ -5,13 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kvchat.engine.api.view import View
-from kvchat.engine.formats.shadow.settings import (
-    CHUNK_SIZE,
-    ShadowSettings,
-    least_prompt,
-    most_bytes,
-    settings_for,
-)
+from kvchat.engine.formats.shadow.settings import ShadowSettings, least_prompt, most_bytes, settings_for
 from kvchat.engine.formats.spec import CacheSpec, Group, Selection, heads_for
 from kvchat.engine.kernels.attention_shapes import ShadowSizes
 
@@ -22,21 +16,17 @@ class ShadowSpec(CacheSpec):
 
     Args:
         view: how much a step looks at.
-        block_size: tokens of a block.
     """
 
     kind: ClassVar[str] = "shadow"
     selection: ClassVar[Selection] = Selection.EACH_STEP
 
     view: View
-    block_size: int
 
     def beside_bytes(self, num_tokens: int, *, in_host_memory: bool) -> int:
         if num_tokens < least_prompt(self.view):
             return 0
-        is_sourced = self.block_size % CHUNK_SIZE == 0
-        settings = settings_for(self.view, num_tokens, is_sourced=is_sourced, is_remote=in_host_memory)
-        return most_bytes(settings, self, num_tokens)
+        return most_bytes(settings_for(self.view, num_tokens, is_remote=in_host_memory), self, num_tokens)
 
     def shadow_sizes(self, num_heads: int) -> ShadowSizes:
         """Return the sizes in which the kernels of shadows are called, for a model's query heads."""

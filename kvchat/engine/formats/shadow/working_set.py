@@ -1,7 +1,7 @@
 """The chosen chunks of a layer that lie on the device from one step to the next.
 
-Dimensions: H_kv heads, k chunks that a step chooses, m that it chooses for now, M that have to be fetched
-for all heads, C chunks, c tokens of a chunk, D and D_v sizes of a head.
+Dimensions: H_kv heads, k chunks that a step chooses, m that it chooses for now, c tokens of a chunk, D and
+D_v sizes of a head.
 """
 
 from collections.abc import Callable
@@ -9,13 +9,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kvchat.engine.formats.shadow.copy_on_write_rows import Budget
+from kvchat.engine.formats.shadow.copy_on_write_rows import Held
 from kvchat.engine.kernels.shadow_kv import exchange
 from kvchat.engine.kernels.shadow_kv.args import Change
 from kvchat.engine.kernels.stream_protocol import Stream, Streams
 
-Fetch = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Heads [M], ascending, and a chunk of each [M] → their keys [M, c, D] and values [M, c, D_v]."""
 Fill = Callable[[Change, Tensor, Tensor], None]
 """A change, and keys [H_kv, m, c, D] and values [H_kv, m, c, D_v]: fills missing slots of them, or some."""
 
@@ -29,37 +27,12 @@ class WorkingSet:
         keys, values: [H_kv, k, c, D] and [H_kv, k, c, D_v] for what they hold, of any content.
     """
 
-    def __init__(self, keys: Tensor, values: Tensor, budget: Budget) -> None:
-        budget.claim(keys.nbytes + values.nbytes)
-        self._budget = budget
+    def __init__(self, keys: Tensor, values: Tensor, held: Held) -> None:
+        held.num_bytes += keys.nbytes + values.nbytes
+        self._held = held
         self.keys = keys
         self.values = values
         self.slots = torch.full(keys.shape[:2], EMPTY, device=keys.device)
-        self._is_shared = False
-
-    def hold(self, wanted: Tensor, fetch: Fetch) -> int:
-        """Hold the chunks that are `wanted` [H_kv, C], of bool, m of each head, in the first m slots. In each
-        head this is `exchange` of the reference.
-
-        Returns:
-            How many chunks were fetched, over all heads.
-        """
-        heads = torch.arange(len(wanted), device=wanted.device)[:, None]
-        slots = self.slots[:, : int(wanted[0].sum())]
-        stays = wanted[heads, slots.clamp_min(0)] & (slots != EMPTY)
-        missing = wanted.clone()
-        # Where nothing stays in a slot, its head is set by itself: as it is anyway.
-        missing[heads.expand_as(slots)[stays], slots[stays]] = False
-        head, chunk = missing.nonzero(as_tuple=True)
-        if not len(chunk):
-            return 0
-        self._own()
-        place = (~stays).nonzero()[:, 1]
-        row = head * self.slots.shape[1] + place
-        for side, fetched in zip((self.keys, self.values), fetch(head, chunk), strict=True):
-            side.view(self.slots.numel(), -1).index_copy_(0, row, fetched.flatten(1))
-        self.slots[head, place] = chunk
-        return len(chunk)
 
     def bring(self, wanted: Tensor, num_chunks: int, fills: tuple[Fill, Fill], streams: Streams) -> Tensor:
         """Hold the chunks `wanted` [H_kv, m], ascending, in the first m slots; the calling thread waits for
@@ -72,7 +45,6 @@ class WorkingSet:
         Returns:
             How many chunks were fetched, over all heads [], int64.
         """
-        self._own()
         slots, keys, values = (side[:, : wanted.shape[1]] for side in (self.slots, self.keys, self.values))
         num_fetched, changes = wanted.new_zeros(()), list[Change]()
 
@@ -95,16 +67,10 @@ class WorkingSet:
         self.slots.masked_fill_(self.slots >= chunk, EMPTY)
 
     def fork(self) -> "WorkingSet":
-        """Return the same chunks for another sequence: each of both copies them before it changes its own."""
-        other = WorkingSet(self.keys, self.values, self._budget)
-        other.slots = self.slots.clone()
-        self._is_shared = other._is_shared = True
+        """Return a copy for another sequence."""
+        other = WorkingSet(self.keys.clone(), self.values.clone(), self._held)
+        other.slots.copy_(self.slots)
         return other
 
     def release(self) -> None:
-        self._budget.give_back(self.keys.nbytes + self.values.nbytes)
-
-    def _own(self) -> None:
-        if self._is_shared:
-            self.keys, self.values = self.keys.clone(), self.values.clone()
-            self._is_shared = False
+        self._held.num_bytes -= self.keys.nbytes + self.values.nbytes

@@ -6,9 +6,9 @@ experts E of them, I inner numbers of each.
 """
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -95,11 +95,6 @@ class Heads:
     def tensors(self) -> tuple[Tensor | None, ...]:
         return (self.sinks,)
 
-    @property
-    def kind(self) -> Hashable:
-        reach = (self.window, self.chunk, self.scale, self.softcap, self.sinks is not None)
-        return "attention", self.is_gated, reach
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShortConvolution:
@@ -117,10 +112,6 @@ class ShortConvolution:
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
         return self.taps, self.bias
-
-    @property
-    def kind(self) -> Hashable:
-        return "short convolution", self.taps.shape, self.bias is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,10 +151,6 @@ class GatedDelta:
     def tensors(self) -> tuple[Tensor | None, ...]:
         return *self.conv.tensors, self.decay, self.step_bias
 
-    @property
-    def kind(self) -> Hashable:
-        return "gated delta rule", self.conv.kind, self.num_heads, self.num_key_heads, self.key_dim
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectiveScan:
@@ -202,17 +189,6 @@ class SelectiveScan:
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
         return *self.conv.tensors, self.decay, self.step_bias, self.skip
-
-    @property
-    def kind(self) -> Hashable:
-        return (
-            "selective scan",
-            self.conv.kind,
-            self.num_heads,
-            self.num_groups,
-            self.key_dim,
-            self.least_step,
-        )
 
 
 Mixer = Heads | ShortConvolution | GatedDelta | SelectiveScan
@@ -287,10 +263,6 @@ class Experts:
         """What every row goes through."""
         return (self.router,) if self.shared_gate is None else (self.router, self.shared_gate)
 
-    @property
-    def kind(self) -> Hashable:
-        return self.gate_up.shape, self.activation, self.num_chosen, self.is_normalized, len(self.linears)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderLayer:
@@ -336,10 +308,19 @@ class DecoderLayer:
     @property
     def kind(self) -> Hashable:
         """The same for layers that compute the same with other numbers."""
-        sizes = tuple((*linear.weight.shape, linear.bias is not None) for linear in self.linears)
-        norms = tuple(norm and (norm.epsilon, norm.adds_one) for norm in self.norms)
-        halves = self.mixer and self.mixer.kind, self.mlp and self.mlp.activation
-        return halves, self.experts and self.experts.kind, sizes, self.rope, self.residual, norms
+        return _kind_of(self)
+
+
+def _kind_of(part: Any) -> Hashable:
+    """Return a layer, or a part of one, with the sizes of its tensors in their place."""
+    if isinstance(part, Tensor | InterleavedWeight | QuantizedWeight):
+        return tuple(part.shape)
+    if isinstance(part, tuple):
+        return tuple(map(_kind_of, part))
+    if is_dataclass(part):
+        return type(part).__name__, *(_kind_of(getattr(part, field.name)) for field in fields(part))
+    kind: Hashable = part
+    return kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -306,7 +306,9 @@ class NativeLayers:
         found.num_outputs, found.num_inputs = weight.shape
         found.bias_type = 0 if bias is None else TYPES[bias.dtype]
         if isinstance(weight, QuantizedWeight):
-            _add_codes(found, weight)
+            found.layout, found.bits, found.group = _QUANTIZED, weight.coding.bits, weight.coding.group
+            found.weight, found.scales = weight.codes.data_ptr(), weight.scales.data_ptr()
+            found.minima = pointer(weight.minima)
             return found
         found.type = TYPES[weight.dtype]
         if isinstance(weight, InterleavedWeight):
@@ -379,13 +381,6 @@ def _suits_rounded(linear: Linear, dtype: torch.dtype, level: Library) -> bool:
     return isinstance(weight, InterleavedWeight) or (weight.is_mkldnn and weight.dtype == torch.bfloat16)
 
 
-def _add_codes(product: _Product, weight: QuantizedWeight) -> None:
-    coding = weight.coding
-    product.layout, product.bits, product.group = _QUANTIZED, coding.bits, coding.group
-    product.weight, product.scales = weight.codes.data_ptr(), weight.scales.data_ptr()
-    product.minima = pointer(weight.minima)
-
-
 def _dtype_of(pool: FusedLayerPool | FusedStatePool) -> torch.dtype:
     return pool.inputs.dtype if isinstance(pool, FusedStatePool) else pool.keys.dtype
 
@@ -407,7 +402,10 @@ def _add_heads(made: _Layer, heads: Heads, pool: FusedLayerPool) -> None:
     made.block_size, made.group = pool.keys.shape[2], pool.group
     made.window, made.chunk = heads.window or 0, heads.chunk or 0
     made.scale, made.softcap = heads.scale, heads.softcap or 0.0
-    made.old, made.old_keys, made.old_values = _old(pool)
+    made.old, old = -1, pool.quantized
+    if old is not None:
+        made.old, made.old_keys = pool.old, side_of(old.keys, old.key_record)
+        made.old_values = side_of(old.values, old.value_record)
 
 
 def _mixer(mixer: ShortConvolution | GatedDelta | SelectiveScan, pool: FusedStatePool) -> _Mixer:
@@ -453,14 +451,6 @@ def _add_state(made: _Mixer, mixer: GatedDelta | SelectiveScan, states: Tensor |
         made.least_step = mixer.least_step
     else:
         made.num_key_heads = mixer.num_key_heads
-
-
-def _old(pool: FusedLayerPool) -> tuple[int, RecordSide, RecordSide]:
-    quantized = pool.quantized
-    if quantized is None:
-        return -1, RecordSide(), RecordSide()
-    keys = side_of(quantized.keys, quantized.key_record)
-    return pool.old, keys, side_of(quantized.values, quantized.value_record)
 
 
 def _norm(norm: Norm | None) -> _Norm:

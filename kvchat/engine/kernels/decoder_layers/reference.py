@@ -34,6 +34,7 @@ from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair
 from kvchat.engine.kernels.paged_attention.reference import paged_attention
 from kvchat.engine.kernels.quantized_attention.reference import quantized_attention
 from kvchat.engine.kernels.quantized_linear import QuantizedWeight, dequantize
+from kvchat.engine.kernels.rope_and_store.reference import turned
 from kvchat.engine.kernels.selective_scan.reference import selective_scan
 from kvchat.engine.kernels.store_kv.reference import store_kv
 
@@ -229,9 +230,11 @@ def _attend(
     query = query.unflatten(1, (heads.num_heads, -1))
     query, gates = query[..., : heads.dim], query[..., heads.dim :]
     key, value = (part.unflatten(1, (heads.num_kv_heads, heads.dim)) for part in (key, value))
-    rope = None if layer.rope is None else ropes[layer.rope]
-    query = _rotate(_norm(query, heads.query_norm), rope, step.positions)
-    key = _rotate(_norm(key, heads.key_norm), rope, step.positions)
+    query, key = _norm(query, heads.query_norm), _norm(key, heads.key_norm)
+    if layer.rope is not None:
+        rope = ropes[layer.rope]
+        cosines, sines = rope.cosines[step.positions], rope.sines[step.positions]
+        query, key = turned(query, cosines, sines), turned(key, cosines, sines)
     store_kv(key.to(pool.keys.dtype), value.to(pool.values.dtype), pool.keys, pool.values, rows.slots)
     args = AttentionArgs(
         spans=rows.spans,
@@ -249,16 +252,6 @@ def _attend(
     if heads.is_gated:
         attended = attended * gates.sigmoid()
     return attended.flatten(1)
-
-
-def _rotate(x: Tensor, rope: RopeTable | None, positions: Tensor) -> Tensor:
-    if rope is None:
-        return x
-    cosines, sines = rope.cosines[positions, None], rope.sines[positions, None]  # [T, 1, D_rope]
-    turned, rest = x.split([cosines.shape[-1], x.shape[-1] - cosines.shape[-1]], dim=-1)
-    first, second = turned.chunk(2, dim=-1)
-    turned = turned * cosines + torch.cat([-second, first], dim=-1) * sines
-    return torch.cat([turned, rest], dim=-1)
 
 
 def inner_of(x: Tensor, mlp: Mlp, multiply: Callable[[Tensor, Linear], Tensor]) -> Tensor:

@@ -97,7 +97,7 @@ class StepTables:
         q_lens: queries of each sequence [B]; 0: a row that only fills the batch up.
         positions: position of each sequence's first query [B].
         first_blocks: logical number of the first block in its table [B].
-        tables: block ids, padded with each sequence's last one [B, n].
+        tables: block ids, with zeros behind them [B, n].
         singles: numbers of the sequences with one query.
         others: numbers of the sequences with more queries, each with their number.
         most_visible: most keys that one of `singles` sees.

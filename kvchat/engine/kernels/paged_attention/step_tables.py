@@ -7,16 +7,16 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan, StepTables, attended
 from kvchat.engine.kernels.triton_support import upload
 
 
-def padded_tables(spans: Sequence[SequenceSpan]) -> Tensor:
-    """Return the spans' block ids, padded with each span's last one [B, n], int32."""
-    most = max(len(span.blocks) for span in spans)
-    padded = [torch.cat([span.blocks, span.blocks[-1:].expand(most - len(span.blocks))]) for span in spans]
-    return torch.stack(padded).to(torch.int32)
+def padded_tables(blocks: Sequence[Tensor]) -> Tensor:
+    """Return lists of block ids as tables [B, n], int32, with zeros behind them; n is at least 1."""
+    one = blocks[0].new_zeros(1)
+    return pad_sequence([one, *blocks], batch_first=True)[1:].to(torch.int32)
 
 
 def step_tables(spans: Sequence[SequenceSpan], first_visible: Callable[[int], int]) -> StepTables:
@@ -36,7 +36,7 @@ def step_tables(spans: Sequence[SequenceSpan], first_visible: Callable[[int], in
         q_lens=q_lens.contiguous(),
         positions=positions.contiguous(),
         first_blocks=first_blocks.contiguous(),
-        tables=padded_tables(spans),
+        tables=padded_tables([span.blocks for span in spans]),
         singles=singles,
         others=tuple((number, row[1]) for number, row in enumerate(rows) if row[1] > 1),
         most_visible=max(visible, default=0),

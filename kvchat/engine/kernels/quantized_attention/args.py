@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from kvchat.engine.kernels.paged_attention.args import StepTables
+from kvchat.engine.kernels.paged_attention.step_tables import padded_tables
 from kvchat.engine.kernels.quantized_record import QuantizedRecord, num_quantized
 
 
@@ -55,7 +55,7 @@ class QuantizedStep:
         if self.tables is not None:
             return self.tables
         if not self._padded:
-            self._padded.append(_as_tables(self.blocks))
+            self._padded.append(padded_tables(self.blocks))
         return self._padded[0]
 
 
@@ -73,11 +73,3 @@ def check_old_blocks(old: Tensor, tables: StepTables, num_blocks: int, block_siz
             raise AssertionError(
                 f"sequence {number} has quantized block {wrong[0]}; the pool has {num_blocks}"
             )
-
-
-def _as_tables(blocks: Sequence[Tensor]) -> Tensor:
-    """Return lists of block ids as tables [B, n], int32, with zeros behind them; n is at least 1."""
-    tables = blocks[0].new_zeros(len(blocks), max([1, *map(len, blocks)]), dtype=torch.int32)
-    for table, listed in zip(tables, blocks, strict=True):
-        table[: len(listed)] = listed
-    return tables

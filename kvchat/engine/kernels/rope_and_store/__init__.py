@@ -18,8 +18,9 @@ def rope_store(query: Tensor, key: Tensor, value: Tensor, args: RopeStore) -> Te
     def plain() -> Tensor:
         if args.k_pool.device.type == "cpu":
             return reference.rope_store(query, key, value, args)
-        store_kv(reference.turned(key, args), value, args.k_pool, args.v_pool, args.slots)
-        return reference.turned(query, args)
+        turned_key = reference.turned(key, args.cosines, args.sines)
+        store_kv(turned_key, value, args.k_pool, args.v_pool, args.slots)
+        return reference.turned(query, args.cosines, args.sines)
 
     if debugs():
         check_slots(args.slots, args.k_pool)

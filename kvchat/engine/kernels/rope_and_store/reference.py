@@ -43,15 +43,15 @@ def rope_store(query: Tensor, key: Tensor, value: Tensor, args: RopeStore) -> Te
     Effect:
         Changes the pools at the given slots only.
     """
-    store_kv(turned(key, args), value, args.k_pool, args.v_pool, args.slots)
-    return turned(query, args)
+    store_kv(turned(key, args.cosines, args.sines), value, args.k_pool, args.v_pool, args.slots)
+    return turned(query, args.cosines, args.sines)
 
 
-def turned(heads: Tensor, args: RopeStore) -> Tensor:
-    """Return heads [T, H, D] turned by the positions of their tokens."""
-    size = args.cosines.shape[1]
+def turned(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Return heads [T, H, D] turned by cosines and sines of their tokens' positions [T, R]."""
+    size = cosines.shape[1]
     first_part, kept = heads[..., :size].float(), heads[..., size:]
     first, second = first_part.chunk(2, dim=-1)
     across = torch.cat([-second, first], dim=-1)
-    cosines, sines = args.cosines.float()[:, None], args.sines.float()[:, None]
-    return torch.cat([(first_part * cosines + across * sines).to(heads.dtype), kept], dim=-1)
+    rotated = first_part * cosines.float()[:, None] + across * sines.float()[:, None]
+    return torch.cat([rotated.to(heads.dtype), kept], dim=-1)

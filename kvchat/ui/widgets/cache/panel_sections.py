@@ -67,9 +67,8 @@ def shadow_rows(layers: Sequence[LayerUsage], width: int, *, expanded: bool) -> 
     seen_tokens = max(usage.seen_tokens for _, usage in kept)
     runs = [[one] for one in kept] if expanded else [kept]
     figures = [(_shadow_label(run), _shadow_value([usage for _, usage in run])) for run in runs]
-    places = "device + host" if any(usage.host_bytes for _, usage in kept) else "beside blocks"
     return [
-        _shadow_row("shadows", f"{places} · chosen again", Look.HEADING, Look.FAINT, width),
+        _shadow_row("shadows", "beside blocks · chosen again", Look.HEADING, Look.FAINT, width),
         *(_shadow_row(label, value, Look.LABEL, Look.VALUE, width) for label, value in figures),
         _shadow_row("a step looks at", f"{count_text(seen_tokens)} tokens", Look.FAINT, Look.VALUE, width),
     ]
@@ -85,11 +84,9 @@ def _shadow_label(run: Sequence[tuple[int, ShadowUsage]]) -> str:
 
 def _shadow_value(usages: Sequence[ShadowUsage]) -> str:
     device = sum(one.device_bytes for one in usages)
-    host = sum(one.host_bytes for one in usages)
     wanted = sum(one.wanted_chunks for one in usages)
     fetched = sum(one.fetched_chunks for one in usages)
-    taken = bytes_text(device) + (f" + {bytes_text(host)}" if host else "")
-    return f"{taken} · {percent_text(wanted - fetched, wanted)}"
+    return f"{bytes_text(device)} · {percent_text(wanted - fetched, wanted)}"
 
 
 def _shadow_row(label: str, value: str, look: Look, value_look: Look, width: int) -> Row:

@@ -11,31 +11,33 @@ from torch import Tensor
 
 from kvchat.engine.api.view import View
 from kvchat.engine.formats.full.spec import FullSpec
-from kvchat.engine.formats.shadow.copy_on_write_rows import Budget
+from kvchat.engine.formats.shadow.copy_on_write_rows import Held
 from kvchat.engine.formats.shadow.layer import ShadowLayer
 from kvchat.engine.formats.shadow.memory import table_bytes
-from kvchat.engine.formats.shadow.settings import TABLE_STEP, most_bytes
+from kvchat.engine.formats.shadow.settings import CHUNK_SIZE, TABLE_STEP, most_bytes
 from kvchat.engine.formats.shadow.shadows import Shadows
 from kvchat.engine.formats.shadow.working_set import EMPTY, WorkingSet
 from kvchat.engine.kernels.shadow_kv import torch_fallback
 from kvchat.engine.kernels.shadow_kv.args import Change
 from kvchat.engine.kernels.stream_protocol import Stream
-from kvchat.errors import OutOfMemory
 from tests.engine.formats.shadow.contexts import (
     HEAD_DIM,
     NUM_KV_HEADS,
+    REMOTE,
     SCALE,
     SMALL,
     VALUE_DIM,
     WIDTH,
     Context,
+    attended,
     distance,
-    free,
+    in_blocks,
     make_context,
     randn,
+    run,
+    seen_chunks,
     shadow_of,
 )
-from tests.engine.formats.shadow.gpu_contexts import in_blocks, remote_shadow_of, seen_chunks
 from tests.engine.formats.shadow.test_layer import drifting
 from tests.engine.memory.delayed_streams import DelayedStreams
 from tests.engine.test_steps_without_waiting import NoCopies
@@ -43,13 +45,12 @@ from tests.engine.test_steps_without_waiting import NoCopies
 pytestmark = pytest.mark.cpu
 
 PROMPT = 403
-REMOTE = replace(SMALL, is_sourced=True, is_remote=True)
 ROWS, PLACES, CHUNKS = 2, 6, 20
 
 
 def both(context: Context, settings_of: dict[str, object]) -> tuple[ShadowLayer, ShadowLayer]:
-    """Return the same shadow as a GPU and as a processor without blocks has it."""
-    remote = remote_shadow_of(context, PROMPT, replace(REMOTE, **settings_of))  # type: ignore[arg-type]
+    """Return the same shadow as a GPU and as a processor has it."""
+    remote = shadow_of(context, PROMPT, replace(REMOTE, **settings_of))  # type: ignore[arg-type]
     return remote, shadow_of(context, PROMPT, replace(SMALL, **settings_of))  # type: ignore[arg-type]
 
 
@@ -57,17 +58,15 @@ def both(context: Context, settings_of: dict[str, object]) -> tuple[ShadowLayer,
 def test_it_chooses_and_answers_what_a_processors_does(stride: int) -> None:
     """Token by token, in short messages, and in one that several blocks of queries choose for."""
     context = make_context(PROMPT + 150)
-    source = in_blocks(context)
     remote, known = both(context, {})
     for at in range(PROMPT, PROMPT + 150 - stride, stride):
-        new = context.part(at, at + stride)
-        out, steps = remote.attend(*new, SCALE, source)
-        wanted, wanted_steps = known.attend(*new, SCALE)
+        out, steps = attended(remote, context, at, at + stride)
+        wanted, wanted_steps = attended(known, context, at, at + stride)
         assert seen_chunks(remote) == seen_chunks(known)
         torch.testing.assert_close(out, wanted, atol=1e-4, rtol=1e-4)
         assert [step.attended_len for step in steps] == [step.attended_len for step in wanted_steps]
         assert [int(step.num_fetched) for step in steps] == [step.num_fetched for step in wanted_steps]
-    assert remote.num_compressed == known.num_compressed > PROMPT // SMALL.chunk_size
+    assert remote.num_compressed == known.num_compressed > PROMPT // CHUNK_SIZE
 
 
 def test_blocks_of_another_text_show() -> None:
@@ -76,63 +75,48 @@ def test_blocks_of_another_text_show() -> None:
     other = in_blocks(make_context(PROMPT + 1, seed=7))
     remote, known = both(context, {})
     new = context.part(PROMPT, PROMPT + 1)
-    assert distance(remote.attend(*new, SCALE, other)[0], known.attend(*new, SCALE)[0]) > 0.1
+    wanted = run(known, context, PROMPT, PROMPT + 1)
+    assert distance(remote.attend(*new, SCALE, other)[0], wanted) > 0.1
 
 
 def test_keys_that_no_basis_holds_are_read_in_blocks() -> None:
     """Some on a first basis, some exact until they have a second one; then all on no basis at all."""
-    context = drifting(PROMPT, 120)
-    source = in_blocks(context)
-    remote, known = both(context, {"exact_len": 8, "energy": 0.9})
+    context = drifting(PROMPT, 120, 0)
+    remote, known = both(context, {"exact_len": 8})
     num_exact = 0
     for at in range(PROMPT, PROMPT + 120):
-        new = context.part(at, at + 1)
-        torch.testing.assert_close(
-            remote.attend(*new, SCALE, source)[0], known.attend(*new, SCALE)[0], atol=1e-4, rtol=1e-4
-        )
+        found, wanted = (run(layer, context, at, at + 1) for layer in (remote, known))
+        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
         assert seen_chunks(remote) == seen_chunks(known)
         num_exact += not remote.stock.compressed_keys.are_on_bases
     assert 0 < num_exact < 120
     wide = make_context(PROMPT + 9, rank=WIDTH)
     remote, known = both(wide, {})
-    assert remote.segments[0].directions is None
-    new = wide.part(PROMPT, PROMPT + 9)
-    out = remote.attend(*new, SCALE, in_blocks(wide))[0]
-    torch.testing.assert_close(out, known.attend(*new, SCALE)[0], atol=1e-5, rtol=1e-5)
+    assert remote.stock.compressed_keys.segments[0].directions is None
+    found, wanted = (run(layer, wide, PROMPT, PROMPT + 9) for layer in (remote, known))
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
 
 
 def test_the_device_holds_no_values_but_those_in_sight_and_no_more_than_was_foreseen() -> None:
-    """What is allocated is what the budget says, tables of the embedding included."""
-    context, budgets = make_context(2048), free()
-    layer = remote_shadow_of(context, 2000, REMOTE, budgets)
+    """What is allocated is what is counted, tables of the embedding included."""
+    context, held = make_context(2048), Held()
+    layer = shadow_of(context, 2000, REMOTE, held)
     fork = layer.fork()
-    fork.attend(*context.part(2000, 2040), SCALE, in_blocks(context))
+    run(fork, context, 2000, 2040)
     assert layer.remote is not None
     stocks = (layer.stock, fork.stock)
     tensors = [t for stock in stocks for part in stock.device_tensors().values() for t in part]
     numbers = {t.data_ptr(): t.nbytes for stock in stocks for t in stock.device_tensors()["numbers"]}
     allocated = {t.data_ptr(): t.untyped_storage().nbytes() for t in tensors}
-    tables = layer.remote.turns.num_bytes
+    tables = layer.remote.table_bytes
     assert tables == table_bytes(HEAD_DIM, 2040) == TABLE_STEP * HEAD_DIM * 4
-    assert sum(allocated.values()) - sum(numbers.values()) + tables == budgets.device.used_bytes
-    assert budgets.host.used_bytes == 0
+    assert sum(allocated.values()) - sum(numbers.values()) + tables == held.num_bytes
     spec = FullSpec(num_kv_heads=NUM_KV_HEADS, head_dim_k=HEAD_DIM, head_dim_v=VALUE_DIM, dtype="F32")
-    assert budgets.device.used_bytes - tables <= most_bytes(REMOTE, spec, 2040)
+    assert held.num_bytes - tables <= most_bytes(REMOTE, spec, 2040)
     fork.release()
     layer.release()
-    layer.remote.turns.clear()
-    assert budgets.device.used_bytes == 0
-
-
-def test_a_device_too_small_for_the_embeddings_table_is_refused_with_the_numbers() -> None:
-    context, budgets = make_context(PROMPT + 1), free()
-    layer = remote_shadow_of(context, PROMPT, REMOTE, budgets)
-    budgets.device.num_bytes = budgets.device.used_bytes + 1000
-    with pytest.raises(OutOfMemory, match="MiB of device memory"):
-        layer.attend(*context.part(PROMPT, PROMPT + 1), SCALE, in_blocks(context))
-    budgets.device.num_bytes = None
-    layer.release()
-    assert budgets.device.used_bytes == 0
+    layer.remote.clear()
+    assert held.num_bytes == 0
 
 
 # What is read beside computing
@@ -144,7 +128,7 @@ def differs(seed: int, *, forgets: Stream | None = None, forgets_joins: bool = F
     """
     store = randn(ROWS, CHUNKS, 2, 3, seed=seed), randn(ROWS, CHUNKS, 2, 5, seed=seed + 1)
     sides = torch.zeros(ROWS, PLACES, 2, 3), torch.zeros(ROWS, PLACES, 2, 5)
-    working = WorkingSet(*sides, Budget("device"))
+    working = WorkingSet(*sides, Held())
     heads = torch.arange(ROWS)[:, None]
     seen: list[tuple[Tensor, Tensor, Tensor]] = []
 

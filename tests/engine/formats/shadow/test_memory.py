@@ -4,7 +4,7 @@ import pytest
 
 from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.groups_in_format import stored_groups
-from kvchat.engine.formats.pool_sizing import pool_blocks
+from kvchat.engine.formats.pool_sizing import Lengths, pool_blocks
 from kvchat.engine.formats.shadow.memory import (
     beside_bytes,
     divided,
@@ -22,7 +22,7 @@ P = 64
 WIDE = FullSpec(num_kv_heads=8, head_dim_k=64, head_dim_v=64, dtype="BF16")
 BLOCK = P * WIDE.token_bytes
 CONTEXT = 32_768
-LENGTHS = {"context_len": CONTEXT, "chunk_len": 512, "block_size": P}
+LENGTHS = Lengths(context_len=CONTEXT, chunk_len=512, block_size=P)
 FORMAT = "shadow:1024"
 
 
@@ -39,12 +39,12 @@ def test_no_byte_is_promised_twice_and_what_is_lent_has_its_shadow_beside(
     """And one more block would not: either a conversation needs no more, or its shadow is in the way."""
     device, host = 200 * BLOCK, host_blocks * BLOCK
     own = groups(with_sliding=with_sliding)
-    found = divided(own, device, host, **LENGTHS)
+    found = divided(own, device, host, LENGTHS)
     assert found.block_bytes == device + found.host_bytes
     assert found.host_bytes + found.shadow_bytes == host
     assert found.host_bytes >= 0
     shadowed = next(group for group in own if group.spec.selection is Selection.EACH_STEP)
-    num_tokens = min(CONTEXT, pool_blocks(own, found.block_bytes, **LENGTHS)[shadowed.id] * P)
+    num_tokens = min(CONTEXT, pool_blocks(own, found.block_bytes, LENGTHS)[shadowed.id] * P)
     if found.host_bytes:
         assert beside_bytes(own, num_tokens) <= found.shadow_bytes
     if num_tokens < CONTEXT:
@@ -53,13 +53,13 @@ def test_no_byte_is_promised_twice_and_what_is_lent_has_its_shadow_beside(
 
 
 def test_a_conversation_of_full_length_takes_no_more_than_it_needs() -> None:
-    ample = divided(groups(), 200 * BLOCK, 10_000 * BLOCK, **LENGTHS)
+    ample = divided(groups(), 200 * BLOCK, 10_000 * BLOCK, LENGTHS)
     assert ample.block_bytes == CONTEXT // P * BLOCK
-    assert divided(groups(), 600 * BLOCK, 10_000 * BLOCK, **LENGTHS).host_bytes == 0
+    assert divided(groups(), 600 * BLOCK, 10_000 * BLOCK, LENGTHS).host_bytes == 0
 
 
 def test_nothing_is_lent_where_the_shadow_itself_has_no_room() -> None:
-    found = divided(groups(), 200 * BLOCK, 20 * BLOCK, **LENGTHS)
+    found = divided(groups(), 200 * BLOCK, 20 * BLOCK, LENGTHS)
     assert (found.host_bytes, found.shadow_bytes) == (0, 20 * BLOCK)
 
 
@@ -101,7 +101,6 @@ def test_on_a_gpu_layers_without_a_shadow_beside_others_are_refused_and_other_fo
     assert in_host_memory(exact) == exact
 
 
-def test_on_a_gpu_blocks_are_whole_chunks() -> None:
-    own = stored_groups(group_layers({0: WIDE}), FORMAT, 20)
-    with pytest.raises(ConfigError, match="that chunks of 8 tokens divide, and they have 20"):
-        in_host_memory(own)
+def test_chunks_lie_within_blocks_or_there_is_no_shadow() -> None:
+    with pytest.raises(ConfigError, match="8 does not divide a block's 20; choose another block size"):
+        stored_groups(group_layers({0: WIDE}), FORMAT, 20)

@@ -7,7 +7,7 @@ import torch
 
 from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.view import View
-from kvchat.engine.formats.shadow.layer import BlockChunks
+from kvchat.engine.formats.shadow.settings import CHUNK_SIZE as CHUNK
 from kvchat.engine.formats.shadow.settings import CODED_LEN
 from kvchat.engine.formats.shadow.shadows import Shadows
 from kvchat.engine.kernels.paged_attention.args import KVPair
@@ -24,15 +24,15 @@ from tests.engine.formats.shadow.contexts import (
     VALUE_DIM,
     WIDTH,
     Context,
-    free,
+    attended,
+    in_blocks,
     make_context,
     shadow_of,
 )
-from tests.engine.formats.shadow.gpu_contexts import BLOCK_SIZE, in_blocks
 
 pytestmark = pytest.mark.cpu
 
-CHUNK, PROMPT = SMALL.chunk_size, 403
+PROMPT = 403
 
 
 def test_a_chunk_of_a_head_is_read_where_it_lies() -> None:
@@ -48,35 +48,6 @@ def test_a_chunk_of_a_head_is_read_where_it_lies() -> None:
         assert torch.equal(values[place], context.values[tokens, head])
 
 
-def test_blocks_that_chunks_do_not_fit_into_are_not_read() -> None:
-    pool = torch.zeros(3, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM)
-    assert BlockChunks.takes(KVPair(pool, pool))
-    assert not BlockChunks.takes(KVPair(pool[:, :, :12], pool[:, :, :12]))
-    assert not BlockChunks.takes(KVPair(pool[:, :, ::2], pool))
-
-
-def test_what_is_read_from_blocks_answers_as_what_was_restored_and_counts_alike() -> None:
-    """Keys that lie on their basis as a whole, so that nothing is lost by restoring them."""
-    context = make_context(PROMPT + 60)
-    restored = shadow_of(context, PROMPT)
-    budgets = free()
-    read = shadow_of(context, PROMPT, replace(SMALL, is_sourced=True), budgets)
-    source = in_blocks(context)
-    for at in range(PROMPT, PROMPT + 60):
-        part = context.part(at, at + 1)
-        wanted, (kept,) = restored.attend(*part, SCALE)
-        found, (step,) = read.attend(*part, SCALE, source)
-        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
-        assert (step.num_wanted, step.num_fetched) == (kept.num_wanted, kept.num_fetched)
-        assert step.attended_len == kept.attended_len
-    assert 0 < step.num_fetched < step.num_wanted
-    assert read.num_compressed == restored.num_compressed > PROMPT // CHUNK - SMALL.num_local
-    assert [len(segment.rows) for segment in read.segments] == [restored.num_compressed]
-    assert budgets.host.used_bytes == 0
-    parts = read.stock.device_tensors()
-    assert sum(tensor.nbytes for name in ("keys", "working set") for tensor in parts[name]) == 0
-
-
 @pytest.mark.parametrize(
     ("energy", "start"), [(0.99, PROMPT), (1.0, PROMPT), (1.0, PROMPT + CODED_LEN)], ids=str
 )
@@ -84,15 +55,14 @@ def test_a_step_over_blocks_is_answered_as_the_definition_says(energy: float, st
     """One token, as many as a kernel takes, and more; weighed by landmarks, by keys, or by codes of them."""
     sizes = (1, 12, 16, 16, 40)
     context = make_context(start + sum(sizes), rank=RANK if energy < 1 else WIDTH)
-    settings = replace(SMALL, is_sourced=True, energy=energy, query_block=64, exact_len=128)
+    settings = replace(SMALL, energy=energy, query_block=64, exact_len=128)
     layer, source = shadow_of(context, start, settings), in_blocks(context)
-    (segment,) = layer.segments
+    (segment,) = layer.stock.compressed_keys.segments
     assert (segment.directions is None) is (energy == 1)
     assert (segment.scales is not None) is (start > PROMPT)
     at, before, found = start, None, []
     for size in sizes:
-        query, keys, values = context.part(at, at + size)
-        out, steps = layer.attend(query, keys, values, SCALE, source)
+        out, steps = attended(layer, context, at, at + size)
         assert len(steps) == 1
         at += size
         choice = ChunkChoice(
@@ -105,7 +75,7 @@ def test_a_step_over_blocks_is_answered_as_the_definition_says(energy: float, st
             softmax_scale=SCALE,
             before=before,
         )
-        wanted = reference.chosen_attention(query, source.pools, choice)
+        wanted = reference.chosen_attention(context.query[at - size : at], source.pools, choice)
         torch.testing.assert_close(out, wanted.out, atol=1e-5, rtol=1e-5)
         assert steps[0].num_fetched == wanted.num_new
         before = wanted.chosen

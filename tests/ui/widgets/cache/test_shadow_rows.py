@@ -11,9 +11,7 @@ from kvchat.ui.widgets.cache.row_view import row_text
 
 pytestmark = pytest.mark.pure
 
-SHADOW = ShadowUsage(
-    device_bytes=3 * 2**20, host_bytes=2**21, seen_tokens=1240, wanted_chunks=200, fetched_chunks=30
-)
+SHADOW = ShadowUsage(device_bytes=3 * 2**20, seen_tokens=1240, wanted_chunks=200, fetched_chunks=30)
 
 
 def layer(number: int, shadow: ShadowUsage | None) -> LayerUsage:
@@ -37,8 +35,8 @@ def lines(layers: list[LayerUsage], width: int = 44, *, expanded: bool = False) 
 def test_all_layers_share_a_row_with_the_sums_of_their_bytes_and_choices() -> None:
     other = replace(SHADOW, wanted_chunks=200, fetched_chunks=70)
     assert lines([layer(0, SHADOW), layer(1, other)]) == [
-        "shadows         device + host · chosen again",
-        "L0-L1 ×2            6.0 MiB + 4.0 MiB · 75 %",
+        "shadows         beside blocks · chosen again",
+        "L0-L1 ×2                      6.0 MiB · 75 %",
         "a step looks at                 1,240 tokens",
     ]
 
@@ -46,21 +44,15 @@ def test_all_layers_share_a_row_with_the_sums_of_their_bytes_and_choices() -> No
 def test_expanded_every_layer_has_a_row() -> None:
     found = lines([layer(0, SHADOW), layer(1, None), layer(2, SHADOW)], expanded=True)
     assert found[1:3] == [
-        "L0                  3.0 MiB + 2.0 MiB · 85 %",
-        "L2                  3.0 MiB + 2.0 MiB · 85 %",
+        "L0                            3.0 MiB · 85 %",
+        "L2                            3.0 MiB · 85 %",
     ]
     assert lines([layer(0, SHADOW), layer(1, None), layer(2, SHADOW)])[1].startswith("L0…L2 ×2 ")
 
 
 def test_where_no_shadow_is_kept_nothing_is_said() -> None:
-    idle = replace(SHADOW, device_bytes=0, host_bytes=0)
+    idle = replace(SHADOW, device_bytes=0)
     assert lines([layer(0, None), layer(1, idle)]) == []
-
-
-def test_what_lies_beside_the_blocks_alone_is_said_so() -> None:
-    found = lines([layer(0, replace(SHADOW, host_bytes=0))])
-    assert found[0].endswith("beside blocks · chosen again")
-    assert found[1].endswith(" 3.0 MiB · 85 %")
 
 
 def test_what_was_never_chosen_is_unknown() -> None:
