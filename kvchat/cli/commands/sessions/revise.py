@@ -17,7 +17,7 @@ from kvchat.app.open_store import open_store
 from kvchat.chat.conversation import Conversation
 from kvchat.chat.service import Chat, EditCost, Revision
 from kvchat.cli.output.engine_wait import wait_until_loaded
-from kvchat.cli.output.streams import Output, Status, as_json
+from kvchat.cli.output.streams import Output, Status, as_json, tell_done
 from kvchat.cli.parser.options import EngineOptions, Json, Ndjson, SessionOptions, SessionWord, Yes
 from kvchat.cli.parser.typer_parameters import Argument, Option, option_class
 from kvchat.engine.worker import Worker
@@ -71,12 +71,8 @@ def fork_session(options: ForkOptions) -> None:
             raise UsageError("this answer is still being written; wait for its end, then fork")
         leaf_id: TurnId | None = None if leaf is None else leaf.id
         branch = store.create_branch(session.id, leaf_id=leaf_id, name=options.name, beside=beside.name)
-    if as_json(options):
-        Output().json({"session": session.id, "branch": branch.name, "leaf": branch.leaf_id})
-    else:
-        Status(quiet=options.quiet).note(
-            f"on branch {one_line(branch.name)}, which shares everything up to here"
-        )
+    values = {"session": session.id, "branch": branch.name, "leaf": branch.leaf_id}
+    tell_done(options, values, f"on branch {one_line(branch.name)}, which shares everything up to here")
 
 
 def _revise(options: ReviseOptions, plan: Plan, words: Words) -> int | None:
