@@ -89,11 +89,16 @@ def _revise(options: ReviseOptions, plan: Plan, words: Words) -> int | None:
         cost = chat.revision_cost(conversation, revision)
         if not as_json(options):
             status.note(f"{excerpt(revision)}\n{words(revision, cost)}")
-        is_done = not options.dry_run and (options.yes or _confirmed())
+        # Where there is no terminal there is nobody to ask, and nothing is lost.
+        is_sure = options.yes or not sys.stdin.isatty()
+        is_done = not options.dry_run and (is_sure or typer.confirm("continue?", err=True))
         if is_done:
             chat.revise(conversation, revision)
         if as_json(options):
-            Output().json(_values(conversation, revision, cost, is_done=is_done))
+            counts = {"dropped_turns": len(revision.dropped), "following_turns": len(revision.anew)}
+            branches = {"branch": conversation.branch.name, "stays_on": revision.stays_on}
+            done = {"session": conversation.session.id, "done": is_done}
+            Output().json(done | branches | counts | asdict(cost))
         elif is_done:
             status.note(f"on branch {one_line(conversation.branch.name)}")
         elif not options.dry_run:
@@ -111,16 +116,3 @@ def _plan_drop(chat: Chat, conversation: Conversation, num: int) -> Revision:
 
 undo_messages = partial(_revise, plan=Chat.plan_undo, words=undo_words)
 drop_message = partial(_revise, plan=_plan_drop, words=drop_words)
-
-
-def _values(
-    conversation: Conversation, revision: Revision, cost: EditCost, *, is_done: bool
-) -> dict[str, object]:
-    counts = {"dropped_turns": len(revision.dropped), "following_turns": len(revision.anew)}
-    branches = {"branch": conversation.branch.name, "stays_on": revision.stays_on}
-    return {"session": conversation.session.id, "done": is_done} | branches | counts | asdict(cost)
-
-
-def _confirmed() -> bool:
-    """Ask on a terminal; elsewhere there is nobody to ask, and nothing is lost."""
-    return not sys.stdin.isatty() or typer.confirm("continue?", err=True)
