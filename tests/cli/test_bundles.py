@@ -18,6 +18,7 @@ from kvchat.session.bundle.container import BLOCK, END, RecordReader
 from kvchat.session.bundle.reader import read_bundle
 from kvchat.session.store import SessionStore
 from tests.cli.command_line import Run
+from tests.cli.homes import turns_of
 from tests.damage import flip
 from tests.fork_server import Forked, ForkServer
 from tests.session.bundle.bundles import write_records, write_small
@@ -68,10 +69,7 @@ def asked(model: Path) -> list[str]:
 
 def last_ids(home: Path) -> list[int]:
     """Return the ids of the answer that was given last."""
-    store = SessionStore(home / "data" / "sessions.db")
-    session = store.list_sessions()[0].session
-    ids = store.all_turns(session.id)[-1].token_ids
-    store.close()
+    ids = turns_of(home)[-1].token_ids
     assert ids is not None
     return list(ids)
 

@@ -1,6 +1,6 @@
 """Every exit code that needs no model, one run of each also by the real program.
 
-`test_warm.py` and `test_processes.py` have those that need one.
+`test_warm.py` and `test_strict_cache.py` have those that need one.
 
 Each end is told once on standard error, and to whoever reads JSON as the one terminal event.
 """

@@ -1,10 +1,8 @@
 """`--json` and `--ndjson` with all that is printed: one thing is one line in both, many are a line each."""
 
 import json
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,14 +18,6 @@ pytestmark = pytest.mark.pure
 
 WITHOUT = {"resume", "man", "config edit"}
 """The window, the manual page and an editor print nothing that a program would read."""
-
-
-Lines = Callable[..., list[Any]]
-
-
-@pytest.fixture
-def lines(run: Run) -> Lines:
-    return run.lines
 
 
 @pytest.fixture
@@ -60,43 +50,43 @@ def test_every_command_that_prints_takes_both_forms() -> None:
         "plan starter",
     ],
 )
-def test_one_thing_is_one_line_of_the_same_shape_in_both(words: str, talk: None, lines: Lines) -> None:
-    [whole] = lines(*words.split(), "--json")
-    [line] = lines(*words.split(), "--ndjson")
+def test_one_thing_is_one_line_of_the_same_shape_in_both(words: str, talk: None, run: Run) -> None:
+    [whole] = run.lines(*words.split(), "--json")
+    [line] = run.lines(*words.split(), "--ndjson")
     assert isinstance(line, dict)
     assert line.keys() == whole.keys()
     if "fork" not in words:  # each has a name of its own
         assert line == whole
 
 
-def test_a_conversation_is_a_line_for_each_message(talk: None, lines: Lines) -> None:
-    [whole] = lines("sessions", "show", "about it", "--json")
-    assert lines("sessions", "show", "about it", "--ndjson") == whole["turns"]
+def test_a_conversation_is_a_line_for_each_message(talk: None, run: Run) -> None:
+    [whole] = run.lines("sessions", "show", "about it", "--json")
+    assert run.lines("sessions", "show", "about it", "--ndjson") == whole["turns"]
     assert [turn["role"] for turn in whole["turns"]] == ["user", "assistant"] * 3
 
 
-def test_settings_are_a_line_each(lines: Lines) -> None:
-    [whole] = lines("config", "show", "--json", "--temperature", "0.5")
-    shown = lines("config", "show", "--ndjson", "--temperature", "0.5")
+def test_settings_are_a_line_each(run: Run) -> None:
+    [whole] = run.lines("config", "show", "--json", "--temperature", "0.5")
+    shown = run.lines("config", "show", "--ndjson", "--temperature", "0.5")
     assert [one["name"] for one in shown] == list(KEYS)
     assert {one.pop("name"): one for one in shown} == whole["settings"]
     assert whole["settings"]["sampling.temperature"] == {"value": 0.5, "from": "flag"}
 
 
-def test_what_is_done_to_several_is_a_line_for_each(talk: None, lines: Lines, home: Path) -> None:
-    [pinned] = lines("sessions", "pin", "about it", "--ndjson")
+def test_what_is_done_to_several_is_a_line_for_each(talk: None, run: Run, home: Path) -> None:
+    [pinned] = run.lines("sessions", "pin", "about it", "--ndjson")
     assert (pinned["title"], pinned["pinned"]) == ("about it", True)
-    assert lines("sessions", "unpin", "about it", "--json") == [[pinned | {"pinned": False}]]
+    assert run.lines("sessions", "unpin", "about it", "--json") == [[pinned | {"pinned": False}]]
     for name in ("one", "two", "three"):
         PackStore(paths_of(home).packs_dir, None).put(make_pack(name, "some rules"))
-    assert lines("pack", "rm", "one", "two", "--ndjson") == [{"name": "one"}, {"name": "two"}]
-    assert lines("pack", "rm", "three", "--json") == [[{"name": "three"}]]
+    assert run.lines("pack", "rm", "one", "two", "--ndjson") == [{"name": "one"}, {"name": "two"}]
+    assert run.lines("pack", "rm", "three", "--json") == [[{"name": "three"}]]
 
 
-def test_imported_sessions_are_a_line_each(lines: Lines) -> None:
+def test_imported_sessions_are_a_line_each(run: Run) -> None:
     bundle = str(ROOT / "sessions" / "first-steps.kvchat")
-    [one] = lines("import", bundle, "--no-kv", "--ndjson")
-    [[same]] = lines("import", bundle, "--no-kv", "--json")
+    [one] = run.lines("import", bundle, "--no-kv", "--ndjson")
+    [[same]] = run.lines("import", bundle, "--no-kv", "--json")
     assert one["title"] == "first-steps"
     assert one.keys() == same.keys()
 

@@ -122,23 +122,6 @@ def test_programs_get_the_same_message(words: list[str], run: Run) -> None:
     assert err == f"kvchat: {event['message']}\n"
 
 
-@pytest.mark.parametrize(
-    ("data", "told"),
-    [
-        (b"a\0b", "standard input is not text: it has NUL characters"),
-        (b"\xff\xfe", "standard input is not UTF-8 text; convert it"),
-        (b" \n\t", "try: kvchat ask"),
-    ],
-)
-def test_odd_standard_input_is_refused(
-    data: bytes, told: str, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
-    code, out, err = run("ask")
-    assert (code, out) == (2, "")
-    assert told in err
-
-
 Environ = dict[str, str | None]
 
 

@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 
+from kvchat.session.tree import Finish
 from tests.cli.command_line import Run as InThisProcess
+from tests.cli.homes import turns_of
 from tests.fork_server import Forked, ForkServer
 from tests.patience import PATIENCE_S
 
@@ -64,9 +66,7 @@ def ask_here(tiny_model: Path, run: InThisProcess) -> Run:
 
     def ask(*words: str, home: Path | None = None, model: str = str(tiny_model)) -> dict[str, Any]:
         place = () if home is None else ("--data-dir", f"{home}/data", "--cache-dir", f"{home}/cache")
-        code, out, err = run("ask", "-m", model, "--max-tokens", "12", "--json", *place, *words)
-        assert code == 0, err
-        event: dict[str, Any] = json.loads(out)
+        event: dict[str, Any] = run.json("ask", "-m", model, "--max-tokens", "12", *place, *words)
         return event
 
     return ask
@@ -96,22 +96,8 @@ def shown(process: Forked, num_pieces: int) -> str:
     return text
 
 
-Stored = Callable[[str], list[dict[str, Any]]]
-
-
-@pytest.fixture
-def stored_turns(run: InThisProcess) -> Stored:
-    def shown(reference: str) -> list[dict[str, Any]]:
-        code, out, err = run("sessions", "show", reference, "--json")
-        assert code == 0, err
-        turns: list[dict[str, Any]] = json.loads(out)["turns"]
-        return turns
-
-    return shown
-
-
 def test_a_session_of_2000_tokens_goes_on_in_a_new_process_without_computing_it_again(
-    ask: Run, ask_here: Run, stored_turns: Stored, home: Path, tmp_path: Path
+    ask: Run, ask_here: Run, home: Path, tmp_path: Path
 ) -> None:
     document = tmp_path / "document.txt"
     document.write_text(" ".join(f"{number} is a number." for number in range(350)))
@@ -122,9 +108,9 @@ def test_a_session_of_2000_tokens_goes_on_in_a_new_process_without_computing_it_
 
     warm = ask("-s", "demo", "And what comes next?")
     usage = warm["usage"]
-    question = stored_turns("demo")[2]
+    question = turns_of(home)[2]
     # The last sampled token was never fed; the question's ids hold the template's glue and the message.
-    assert usage["computed_tokens"] == 1 + len(question["token_ids"])
+    assert usage["computed_tokens"] == 1 + len(question.token_ids or ())
     assert usage["cached_tokens"] + usage["computed_tokens"] == usage["prompt_tokens"]
     assert warm["loaded"] == {"device": 0, "host": 0, "disk": usage["cached_tokens"], "stateless": 0}
 
@@ -135,27 +121,25 @@ def test_a_session_of_2000_tokens_goes_on_in_a_new_process_without_computing_it_
 
 
 def test_every_word_that_was_shown_survives_a_kill_and_the_talk_goes_on(
-    ask_here: Run, stored_turns: Stored, start: Start
+    ask_here: Run, home: Path, start: Start
 ) -> None:
     with start("--ndjson", "--new", "demo", "Tell me a story.") as process:
         text = shown(process, num_pieces=8)
         process.kill()
-    question, answer = stored_turns("demo")
-    assert question["text"] == "Tell me a story."
-    assert answer["finish"] == "interrupted"
-    assert answer["text"].startswith(text)
+    question, answer = turns_of(home)
+    assert question.text == "Tell me a story."
+    assert answer.finish is Finish.INTERRUPTED
+    assert answer.text.startswith(text)
     assert ask_here("-s", "demo", "Go on.")["finish_reason"] in ("stop", "length")
 
 
-def test_asking_nothing_goes_on_with_an_answer_that_was_cut_off(
-    ask: Run, ask_here: Run, stored_turns: Stored
-) -> None:
+def test_asking_nothing_goes_on_with_an_answer_that_was_cut_off(ask: Run, ask_here: Run, home: Path) -> None:
     ask("--new", "demo", "Tell me a story.")
-    _, before = stored_turns("demo")
+    before = turns_of(home)[1].token_ids or ()
     event = ask_here("-s", "demo")
-    _, after = stored_turns("demo")
-    assert len(after["token_ids"]) == len(before["token_ids"]) + event["usage"]["completion_tokens"]
-    assert after["token_ids"][: len(before["token_ids"])] == before["token_ids"]
+    after = turns_of(home)[1].token_ids or ()
+    assert len(after) == len(before) + event["usage"]["completion_tokens"]
+    assert after[: len(before)] == before
     assert event["usage"]["computed_tokens"] == 1  # the last sampled token had never been fed
 
 
@@ -167,25 +151,3 @@ def test_ctrl_c_while_the_model_loads_exits_130_in_silence(tiny_model: Path) -> 
         process.send_signal(signal.SIGINT)
         assert process.stderr.read() == b""
         assert process.wait(timeout=PATIENCE_S) == 130
-
-
-def test_a_cache_that_is_too_small_damaged_or_of_another_model_ends_with_its_code(
-    tiny_model: Path, home: Path, tmp_path: Path, fork_server: ForkServer
-) -> None:
-    other = Path(shutil.copytree(tiny_model, tmp_path / "other"))
-    weights = other / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\0\1")
-
-    def ended(model: Path, *words: str) -> tuple[int, str | None]:
-        """Return the exit code, and the kind of the error."""
-        done = fork_server.run("ask", "-m", str(model), "--max-tokens", "4", "--json", *words)
-        return done.returncode, json.loads(done.stdout).get("error")
-
-    assert ended(tiny_model, "--kv-device-bytes", "900TiB", "hello") == (6, "OutOfMemory")
-    assert ended(tiny_model, "--new", "talk", "hello " * 100) == (0, None)
-    assert ended(tiny_model, "--strict-cache", "-s", "talk", "and?") == (0, None)
-    assert ended(other, "--strict-cache", "-s", "talk", "and?") == (7, "CacheMissed")
-    for file in (home / "cache" / "blocks").rglob("*.safetensors"):
-        file.write_bytes(file.read_bytes()[:-1] + b"\xa5")
-    assert ended(tiny_model, "--strict-cache", "-s", "talk", "and then?") == (7, "CacheMissed")
-    assert ended(tiny_model, "-s", "talk", "and then?") == (0, None), "what is damaged is computed anew"

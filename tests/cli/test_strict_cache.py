@@ -2,14 +2,12 @@
 
 import json
 import shutil
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from kvchat.app.config import read_settings
-from kvchat.app.open_store import open_store
 from tests.cli.command_line import Run
+from tests.cli.homes import turns_of
 from tests.damage import flip
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("loading_pays")]
@@ -22,11 +20,6 @@ def ask(default_model: None, run: Run) -> Run:
     return run.with_words("ask", "--max-tokens", "4", "--json")
 
 
-def num_turns() -> int:
-    with closing(open_store(read_settings())) as store:
-        return len(store.all_turns(store.list_sessions()[0].session.id))
-
-
 def test_a_session_and_a_pack_that_are_kept_are_answered(ask: Run, run: Run) -> None:
     assert ask("--strict-cache", "--new", "demo", DOCUMENT)[0] == 0, "a new session has nothing to reuse"
     assert ask("--strict-cache", "-s", "demo", "and?")[0] == 0
@@ -37,14 +30,14 @@ def test_a_session_and_a_pack_that_are_kept_are_answered(ask: Run, run: Run) -> 
 
 def test_kv_that_is_gone_or_of_another_format_is_refused_and_nothing_is_stored(ask: Run, home: Path) -> None:
     ask("--new", "demo", DOCUMENT)
-    before = num_turns()
+    before = turns_of(home)
     code, out, err = ask("--strict-cache", "-s", "demo", "--cache-format", "int8", "and?")
     assert code == 7
     assert json.loads(out)["error"] == "CacheMissed"
     assert "--strict-cache" in err
     shutil.rmtree(home / "cache")
     assert ask("--strict-cache", "-s", "demo", "and?")[0] == 7
-    assert num_turns() == before
+    assert turns_of(home) == before
     assert ask("-s", "demo", "and?")[0] == 0
 
 
@@ -63,3 +56,4 @@ def test_a_damaged_block_is_refused_though_it_was_there_before(
     assert code == 7
     assert json.loads(out)["event"] == "error"
     assert len(out.splitlines()) == 1
+    assert ask("-s", "demo", "and?")[0] == 0, "what is damaged is computed anew"

@@ -1,6 +1,5 @@
 """A conversation over a view, from the command line: labelled wherever shown, taken up again, removed."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +38,15 @@ def test_a_session_is_taken_up_over_its_view_shown_as_approximate_and_removed_wi
     second = ask(run, tiny_model, cache_format, "-s", "doors", "Which door is blue?")
     known = first["usage"]["prompt_tokens"] + first["usage"]["completion_tokens"] - 1
     assert second["usage"]["cached_tokens"] >= known - 1
-    _, out, _ = run("sessions", "list", "--json")
-    assert [one["exact"] for one in json.loads(out)] == [False]
+    assert [one["exact"] for one in run.json("sessions", "list")] == [False]
     assert "approximate" in run("sessions", "list")[1]
     assert "(approximate)" in run("sessions", "show", "doors")[1]
     before = num_blocks(home)
     assert run("cache", "gc")[0] == 0
     assert num_blocks(home) == before > 0  # a living session refers to all of them
-    (row,) = json.loads(run("cache", "ls", "--json")[1])
+    (row,) = run.json("cache", "ls")
     assert (row["kind"], row["name"], row["own_bytes"]) == ("session", "doors", row["num_bytes"])
-    assert row["num_bytes"] == json.loads(run("cache", "status", "--json")[1])["disk_bytes"]
+    assert row["num_bytes"] == run.json("cache", "status")["disk_bytes"]
     assert run("cache", "evict", "doors")[0] == 0
     assert num_blocks(home) == 0
     ask(run, tiny_model, cache_format, "-s", "doors", "And which is red?")
@@ -65,8 +63,7 @@ def test_a_bundle_says_that_answers_are_approximate_and_carries_exact_blocks_alo
     assert run("export", "doors", "-o", str(bundle))[0] == 0
     assert run("sessions", "rm", "doors", "--yes")[0] == 0
     assert run("import", str(bundle), "-m", str(tiny_model))[0] == 0
-    _, out, _ = run("sessions", "list", "--json")
-    assert [one["exact"] for one in json.loads(out)] == [False]
+    assert [one["exact"] for one in run.json("sessions", "list")] == [False]
     exact = ask(run, tiny_model, "exact", "-s", "doors", "Which door is blue?")
     assert exact["usage"]["prompt_tokens"] > exact["usage"]["cached_tokens"]
 

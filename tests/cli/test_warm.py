@@ -104,9 +104,7 @@ class Asker:
 
     def _event(self, *words: str) -> dict[str, Any]:
         places = ("--data-dir", f"{self._home}/data", "--cache-dir", f"{self._home}/cache")
-        code, out, err = self._run(*words, "--json", *places)
-        assert code == 0, err
-        event: dict[str, Any] = json.loads(out)
+        event: dict[str, Any] = self._run.json(*words, *places)
         return event
 
 

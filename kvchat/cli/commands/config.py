@@ -20,7 +20,7 @@ from kvchat.app.config import (
     value_of,
 )
 from kvchat.app.config_edit import change_file, write_private
-from kvchat.cli.output.streams import Output, Status, as_json, tell
+from kvchat.cli.output.streams import Output, Status, as_json, tell, tell_done
 from kvchat.cli.parser.options import EngineOptions, Json, ListOptions, Ndjson, PlaceOptions
 from kvchat.cli.parser.shell_completion import complete_setting
 from kvchat.cli.parser.typer_parameters import Argument, Option, option_class
@@ -97,15 +97,12 @@ def set_value(options: SetOptions) -> None:
     file = own_file(options.config)
     value = change_file(file, name, options.value)
     overruled_by = overruling_origin(name, file, read_layers(config_file=options.config))
-    if as_json(options):
-        written = None if value is None else tomllib.loads(f"value = {value}")["value"]
-        Output().json({"name": name, "value": written, "file": str(file), "overruled_by": overruled_by})
-        return
-    done = f"{name} is no longer set" if value is None else f"{name} = {value}"
-    status = Status(quiet=options.quiet)
-    status.note(f"{done} in {file}")
+    written = None if value is None else tomllib.loads(f"value = {value}")["value"]
+    notes = [f"{name} is no longer set in {file}" if value is None else f"{name} = {value} in {file}"]
     if overruled_by is not None:
-        status.note(f"{overruled_by} overrides it here")
+        notes.append(f"{overruled_by} overrides it here")
+    values = {"name": name, "value": written, "file": str(file), "overruled_by": overruled_by}
+    tell_done(options, values, *notes)
 
 
 def edit_config(options: PlaceOptions) -> None:

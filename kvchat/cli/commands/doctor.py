@@ -4,7 +4,7 @@ import platform
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -67,17 +67,22 @@ class CheckResult:
 
     Args:
         lines: for people; the first one says it all.
-        advice: what to do; None where all is well.
         values: the same for programs.
-        exit_code: with which the command ends if this is broken.
+        advice: what to do; None where all is well.
+        exit_code: with which the command ends where this is broken; else 0.
     """
 
     name: str
     lines: tuple[str, ...]
-    state: CheckState = CheckState.OK
+    values: dict[str, object]
     advice: str | None = None
-    values: dict[str, object] = field(default_factory=dict)
     exit_code: int = 0
+
+    @property
+    def state(self) -> CheckState:
+        if self.exit_code:
+            return CheckState.BROKEN
+        return CheckState.OK if self.advice is None else CheckState.LOOK
 
 
 def doctor(options: DoctorOptions) -> int:
@@ -95,7 +100,7 @@ def doctor(options: DoctorOptions) -> int:
         output.json({"state": _worst(findings), "checks": [_as_values(finding) for finding in findings]})
     elif not options.ndjson and _worst(findings) == CheckState.OK:
         output.line("all is well")
-    return next((finding.exit_code for finding in findings if finding.state == CheckState.BROKEN), 0)
+    return next((finding.exit_code for finding in findings if finding.exit_code), 0)
 
 
 def tell(output: Output, finding: CheckResult) -> None:
@@ -156,32 +161,22 @@ def find_encryption(settings: Settings) -> tuple[CheckResult, Settings | None]:
     try:
         key = key_in_use(settings.paths)
         if key is None:
-            return _finding("conversations and KV are not encrypted", encrypted=False), settings
+            return _encryption("conversations and KV are not encrypted", encrypted=False), settings
         words = f"conversations and KV are encrypted, {key_path(settings.paths.data_dir)}"
         try:
             opened = unlocked(settings, may_ask=False)
         except PassphraseMissing:
-            return _finding(f"{words}; not opened: no passphrase was given", encrypted=True), None
+            return _encryption(f"{words}; not opened: no passphrase was given"), None
     except KvchatError as error:
-        broken = _finding("the key does not open", encrypted=True, advice=str(error), state=CheckState.BROKEN)
-        return broken, None
+        return replace(_encryption("the key does not open", str(error)), exit_code=3), None
+    advice = None
     if left := damaged_copies(settings.paths.sessions_db):
         advice = f"damaged databases that were kept may not be encrypted; remove {', '.join(map(str, left))}"
-        return _finding(f"{words}; it opens", encrypted=True, advice=advice, state=CheckState.LOOK), opened
-    return _finding(f"{words}; it opens", encrypted=True), opened
+    return _encryption(f"{words}; it opens", advice), opened
 
 
-def _finding(
-    line: str, *, encrypted: bool, advice: str | None = None, state: CheckState = CheckState.OK
-) -> CheckResult:
-    return CheckResult(
-        name="encryption",
-        lines=(line,),
-        state=state,
-        advice=advice,
-        values={"encrypted": encrypted},
-        exit_code=0 if state is not CheckState.BROKEN else 3,
-    )
+def _encryption(line: str, advice: str | None = None, *, encrypted: bool = True) -> CheckResult:
+    return CheckResult(name="encryption", lines=(line,), values={"encrypted": encrypted}, advice=advice)
 
 
 def all_checks(settings: Settings, *, load_model: bool) -> Iterator[CheckResult]:
@@ -234,11 +229,7 @@ def _machine() -> Iterator[CheckResult]:
         | {"kernels": machine.kernels},
     )
     yield CheckResult(
-        name="gpu",
-        lines=(machine.gpu,),
-        state=CheckState.OK if machine.gpu_advice is None else CheckState.LOOK,
-        advice=machine.gpu_advice,
-        values={"kernels": machine.gpu},
+        name="gpu", lines=(machine.gpu,), advice=machine.gpu_advice, values={"kernels": machine.gpu}
     )
     for device in machine.devices:
         of = "" if device.total_bytes is None else f" of {bytes_text(device.total_bytes)}"
@@ -246,7 +237,6 @@ def _machine() -> Iterator[CheckResult]:
         yield CheckResult(
             name="device",
             lines=(f"{device.name}: {device.description}, {bytes_text(device.free_bytes)}{of} free",),
-            state=CheckState.OK if has_room else CheckState.LOOK,
             advice=None if has_room else "little memory is free: end other programs, or use a smaller model",
             values={"device": device.name, "description": device.description}
             | {"free_bytes": device.free_bytes, "total_bytes": device.total_bytes},
@@ -267,11 +257,11 @@ def _directory(name: str, directory: Path) -> CheckResult:
     )
     if not present.is_dir() or not access(present, W_OK | X_OK):
         advice = f"{present} cannot be written: change its owner, or choose another place with KVCHAT_HOME"
-        return replace(finding, state=CheckState.BROKEN, advice=advice, exit_code=StorageError.exit_code)
+        return replace(finding, advice=advice, exit_code=StorageError.exit_code)
     if mode is not None and mode & 0o077:
-        return replace(finding, state=CheckState.LOOK, advice=f"others can read it: chmod 700 {directory}")
+        return replace(finding, advice=f"others can read it: chmod 700 {directory}")
     if free < _LITTLE_BYTES:
-        return replace(finding, state=CheckState.LOOK, advice="the disk is nearly full: free some space")
+        return replace(finding, advice="the disk is nearly full: free some space")
     return finding
 
 
@@ -291,7 +281,6 @@ def _sessions(path: Path) -> CheckResult:
     return CheckResult(
         name="sessions",
         lines=(f"{line}: {problem}",),
-        state=CheckState.BROKEN,
         advice=f"keep a copy of {path.parent}; a copy of the database that kvchat made may lie beside it",
         values=values | {"problem": problem},
         exit_code=StorageError.exit_code,
@@ -316,12 +305,10 @@ def _store(settings: Settings) -> CheckResult:
         | {"limit_bytes": limit},
     )
     if state.problem is not None:
-        return replace(
-            finding, state=CheckState.BROKEN, advice=state.problem, exit_code=StorageError.exit_code
-        )
+        return replace(finding, advice=state.problem, exit_code=StorageError.exit_code)
     if num_damaged:
         advice = f"look whether the disk fails; what was damaged is in {quarantine} and may be deleted"
-        return replace(finding, state=CheckState.LOOK, advice=advice)
+        return replace(finding, advice=advice)
     return finding
 
 
@@ -345,7 +332,6 @@ def _model(settings: Settings) -> Iterator[CheckResult]:
         yield CheckResult(
             name="model",
             lines=(settings.model,),
-            state=CheckState.BROKEN,
             advice=str(error),
             values={"model": settings.model},
             exit_code=error.exit_code,
@@ -368,7 +354,6 @@ def _refused_kernels() -> Iterator[CheckResult]:
         yield CheckResult(
             name="gpu kernels",
             lines=tuple(f"not used for {name}: {problem}" for name, problem in HEALTH.problems.items()),
-            state=CheckState.LOOK,
             advice="answers are right and slower; a newer driver, torch or triton may help",
             values={"refused": dict(HEALTH.problems)},
         )
@@ -418,7 +403,6 @@ def _capacity_finding(capacity: Capacity, info: EngineInfo) -> CheckResult:
     return CheckResult(
         name="capacity",
         lines=(line, *pools),
-        state=CheckState.OK if is_enough else CheckState.LOOK,
         advice=None
         if is_enough
         else f"a conversation of {info.max_context:,} tokens does not fit: give more with --kv-device-bytes",

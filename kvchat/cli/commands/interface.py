@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 from kvchat.app.composition import Kvchat, opened
 from kvchat.app.engine_swap import EngineSwap
 from kvchat.app.open_store import last_used, short_ids
-from kvchat.cli.commands.ask.pack_use import (
-    begun_with,
-    chosen_pack,
-    keep_again,
-    refuse_other_beginning,
-    refuse_other_name,
-)
+from kvchat.cli.commands.ask.pack_use import chosen_pack, keep_again, mismatch, refuse_other_beginning
 from kvchat.cli.output.logs import start_log
 from kvchat.cli.parser.options import (
     LastSession,
@@ -56,10 +50,7 @@ def resume(options: ResumeOptions) -> int:
             "--temp": options.temp,
         }
     )
-    settings, flags = options.settings(), options.flags()
-    pack = chosen_pack(options.pack, options.system, settings)
-    if pack is not None:
-        settings = begun_with(pack, settings)
+    pack, settings = chosen_pack(options.pack, options.system, options.settings())
     engine, is_remote = EngineSwap(), settings.remote.url is not None
     with opened(settings, engine, temp=options.temp) as kvchat:
         reference = _session_id(kvchat, options)
@@ -74,7 +65,8 @@ def resume(options: ResumeOptions) -> int:
         model = pack.model if pack is not None and options.model is None else options.model
         chat = kvchat.load_lazily(reference, model, options.adapter)
         if pack is not None:
-            refuse_other_name(pack, chat.model)
+            if chat.model != pack.model:  # what else differs only a loaded engine knows
+                raise mismatch(pack)
             keep_again(pack, settings)
             chat.beginnings[pack.text] = pack.created_at
         if options.new is not None:
@@ -87,7 +79,7 @@ def resume(options: ResumeOptions) -> int:
             from kvchat.app.interface_host import InterfaceHost, RemoteHost
 
             kind = RemoteHost if is_remote else InterfaceHost
-            return kind(settings, kvchat, chat, engine, options.config, flags)
+            return kind(settings, kvchat, chat, engine, options.config, options.flags())
 
         host = LazyHost(settings, make)
 

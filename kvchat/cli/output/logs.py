@@ -11,7 +11,7 @@ from types import TracebackType
 from kvchat.errors import StorageError
 from kvchat.platform.key_file import key_path
 from kvchat.platform.paths import Paths
-from kvchat.platform.private_files import make_private
+from kvchat.platform.private_files import make_private, system_errors_as
 
 _MAX_BYTES = 1 << 20
 _KEPT_FILES = 2
@@ -47,13 +47,9 @@ def start_log(paths: Paths, *, verbose: bool = False) -> None:
         StorageError: the directory cannot be created.
     """
     root = logging.getLogger()
-    try:
+    advice = ". Choose another place with KVCHAT_HOME"
+    with system_errors_as(StorageError, f"cannot create {paths.state_dir}", advice):
         make_private(paths.state_dir)
-    except OSError as error:
-        reason = error.strerror or error
-        raise StorageError(
-            f"cannot create {paths.state_dir}: {reason}. Choose another place with KVCHAT_HOME"
-        ) from error
     handlers: list[logging.Handler] = [
         _PrivateFileHandler(paths.log_file, maxBytes=_MAX_BYTES, backupCount=_KEPT_FILES, delay=True)
     ]

@@ -91,6 +91,9 @@ class Wanted(Protocol):
     """How what was asked for is to be printed."""
 
     @property
+    def quiet(self) -> bool: ...
+
+    @property
     def json(self) -> bool: ...
 
     @property
@@ -120,6 +123,16 @@ def tell(wanted: Wanted, values: object, *lines: str) -> None:
         return
     for line in lines:
         output.line(line)
+
+
+def tell_done(wanted: Wanted, values: object, *notes: str) -> None:
+    """Print what was done as JSON where a program reads it, else as notes on standard error."""
+    if as_json(wanted):
+        Output().json(values)
+        return
+    status = Status(quiet=wanted.quiet)
+    for words in notes:
+        status.note(words)
 
 
 class Status:

@@ -3,7 +3,6 @@
 One table for what is run, what `--help` shows and what the manual page says.
 """
 
-from dataclasses import dataclass
 from inspect import signature
 from pkgutil import resolve_name
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 _COMMANDS = "kvchat.cli.commands."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
     """One command.
 
@@ -24,23 +22,26 @@ class Command:
         examples: lines to type, with what they are for behind a `#`.
     """
 
-    words: str
-    function: str
-    help: str
-    options: str | None = None
-    examples: tuple[str, ...] = ()
+    def __init__(
+        self, words: str, function: str, help: str, *examples: str, options: str | None = None
+    ) -> None:
+        self.words = words
+        self.help = help
+        self.examples = examples
+        self._function = function
+        self._options = options
 
     @property
     def takes(self) -> Any:
         """The class of its options."""
-        if self.options is not None:
-            return resolve_name(_COMMANDS + self.options)
+        if self._options is not None:
+            return resolve_name(_COMMANDS + self._options)
         return signature(self.does).parameters["options"].annotation
 
     @property
     def does(self) -> Any:
         """The function itself."""
-        return resolve_name(_COMMANDS + self.function)
+        return resolve_name(_COMMANDS + self._function)
 
     @property
     def name(self) -> str:
@@ -50,10 +51,6 @@ class Command:
     def family(self) -> str | None:
         first, _, verb = self.words.partition(" ")
         return first if verb else None
-
-
-def _command(words: str, function: str, help: str, *examples: str, options: str | None = None) -> Command:
-    return Command(words=words, function=function, help=help, options=options, examples=examples)
 
 
 FAMILIES = {
@@ -69,7 +66,7 @@ DEFAULT_VERBS = {"cache": "status", "config": "show", "encrypt": "status"}
 """What these families do when nothing is said; the others list."""
 
 COMMANDS = (
-    _command(
+    Command(
         "ask",
         "ask.ask:ask",
         "Answer one question and exit.",
@@ -80,31 +77,31 @@ COMMANDS = (
         "kvchat ask --json 'Hello' | jq -r .text",
         options="ask.options:AskOptions",
     ),
-    _command(
+    Command(
         "resume",
         "interface:resume",
         "Open the terminal interface.",
         "kvchat resume demo",
         "kvchat demo    # the same",
     ),
-    _command(
+    Command(
         "serve",
         "serve:serve",
         "Keep a model loaded for other programs.",
         "kvchat serve --port 8080    # OpenAI's chat completions, on this machine alone",
         "kvchat serve --socket-only &    # `kvchat ask` answers at once then",
     ),
-    _command(
+    Command(
         "doctor", "doctor:doctor", "Check the installation, and say what to do.", "kvchat doctor --no-model"
     ),
-    _command(
+    Command(
         "plan",
         "plan:plan",
         "Calculate the size of a model's KV cache.",
         "kvchat plan config.json --context 128k",
         "kvchat plan starter --format int4 --format k=int8,v=int4",
     ),
-    _command(
+    Command(
         "bench",
         "bench:bench",
         "Measure this machine, from the source tree.",
@@ -112,135 +109,135 @@ COMMANDS = (
         "kvchat bench start    # where the time to a first word goes",
         "kvchat bench cpu --quick",
     ),
-    _command(
+    Command(
         "export",
         "transfer.export:export_session",
         "Write a session to one file.",
         "kvchat export demo -o demo.kvchat",
         "kvchat export demo --format md -o -",
     ),
-    _command(
+    Command(
         "import",
         "transfer.import_:import_sessions",
         "Read sessions from files.",
         "kvchat import demo.kvchat",
         "kvchat import conversations.json",
     ),
-    _command("man", "manual:show_manual", "Print the manual page.", "kvchat man | man -l -"),
-    _command(
+    Command("man", "manual:show_manual", "Print the manual page.", "kvchat man | man -l -"),
+    Command(
         "sessions list",
         "sessions.browse:list_sessions",
         "List all sessions, pinned ones first, then last used first.",
         "kvchat sessions",
         "kvchat sessions list --ndjson | jq -r .title",
     ),
-    _command(
+    Command(
         "sessions show", "sessions.browse:show_session", "Print a conversation.", "kvchat sessions show demo"
     ),
-    _command(
+    Command(
         "sessions last",
         "sessions.browse:show_last",
         "Print the last answer of the session used last.",
         "kvchat sessions last > answer.txt",
     ),
-    _command("sessions tree", "sessions.browse:show_tree", "Print a session's branches as a tree."),
-    _command(
+    Command("sessions tree", "sessions.browse:show_tree", "Print a session's branches as a tree."),
+    Command(
         "sessions fork", "sessions.revise:fork_session", "Start a branch, here or at an earlier message."
     ),
-    _command("sessions undo", "sessions.revise:undo_messages", "Take back your last messages."),
-    _command(
+    Command("sessions undo", "sessions.revise:undo_messages", "Take back your last messages."),
+    Command(
         "sessions drop",
         "sessions.revise:drop_message",
         "Remove a message and its answer, keep the rest.",
         "kvchat sessions drop demo 2 --dry-run",
     ),
-    _command(
+    Command(
         "sessions search",
         "sessions.browse:search_sessions",
         "Find messages by words.",
         "kvchat sessions search gate code",
     ),
-    _command(
+    Command(
         "sessions rename",
         "sessions.changes:rename_session",
         "Change a session's title.",
         "kvchat sessions rename 7f3a 'Trip to Oslo'",
     ),
-    _command(
+    Command(
         "sessions pin",
         "sessions.changes:pin_sessions",
         "Keep sessions on top of the list, and their KV on disk.",
     ),
-    _command(
+    Command(
         "sessions unpin",
         "sessions.changes:unpin_sessions",
         "Undo pin: sort by last use, and let KV be evicted.",
     ),
-    _command(
+    Command(
         "sessions rm",
         "sessions.changes:remove_sessions",
         "Remove sessions, and KV that no other one shares.",
         "kvchat sessions rm demo 7f3a --yes",
         "kvchat sessions rm demo --branch main-2",
     ),
-    _command(
+    Command(
         "sessions verify",
         "sessions.verify:verify_session",
         "Recompute a session's KV and compare.",
         "kvchat sessions verify --all demo",
     ),
-    _command(
+    Command(
         "sessions convert",
         "sessions.convert:convert_session",
         "Store a session's KV in fewer bits, or exactly again.",
         "kvchat sessions convert demo int4    # what it saves and loses is told first",
         "kvchat sessions convert demo exact",
     ),
-    _command(
+    Command(
         "pack make",
         "pack.make:make_pack",
         "Compute a document or system prompt once.",
         "kvchat pack make spec -f rfc.txt",
         "git log -p | kvchat pack make history --system 'Answer from this log.'",
     ),
-    _command("pack list", "pack.pack:list_packs", "List all packs."),
-    _command("pack show", "pack.pack:show_pack", "Print a pack's text."),
-    _command(
+    Command("pack list", "pack.pack:list_packs", "List all packs."),
+    Command("pack show", "pack.pack:show_pack", "Print a pack's text."),
+    Command(
         "pack rm",
         "pack.pack:remove_packs",
         "Remove packs, and let their blocks be evicted.",
         "kvchat pack rm spec",
     ),
-    _command(
+    Command(
         "models list",
         "models:list_models",
         "List the models that are here, and whether they fit.",
         "kvchat models",
         "kvchat models list --json | jq -r '.[].name'",
     ),
-    _command(
+    Command(
         "models show",
         "models:show_model",
         "Show one model: place, size, context, and whether it fits.",
         "kvchat models show starter",
     ),
-    _command(
+    Command(
         "cache status",
         "cache.cache:cache_status",
         "Show what is stored on disk, by model.",
         "kvchat cache",
         "kvchat cache status --remote http://gpu-box:8000/v1    # and what that server reports",
     ),
-    _command("cache verify", "sessions.verify:verify_cache", "Recompute all stored KV and compare."),
-    _command("cache why", "cache.why:explain_answer", "Explain what an answer reused and computed."),
-    _command(
+    Command("cache verify", "sessions.verify:verify_cache", "Recompute all stored KV and compare."),
+    Command("cache why", "cache.why:explain_answer", "Explain what an answer reused and computed."),
+    Command(
         "cache watch",
         "cache.watch:watch_cache",
         "Follow the cache of a running kvchat.",
         "kvchat cache watch    # beside `kvchat serve` or a window, in another terminal",
         "kvchat cache watch --events | jq -r '[.kind, .reason] | @tsv'",
     ),
-    _command(
+    Command(
         "cache gauge",
         "cache.gauge:gauge",
         "Measure what smaller cache formats lose.",
@@ -248,47 +245,47 @@ COMMANDS = (
         "kvchat cache gauge demo --keep 0.95 --layers int4 --svg demo.svg",
         "kvchat cache gauge    # on built-in questions, with the starter model",
     ),
-    _command(
+    Command(
         "cache ls",
         "cache.cache:list_blocks",
         "List whose blocks are on disk.",
         "kvchat cache ls --json | jq '.[0]'",
     ),
-    _command(
+    Command(
         "cache evict",
         "cache.cache:evict_blocks",
         "Remove KV from disk; conversations stay.",
         "kvchat cache evict demo",
         "kvchat cache evict --to 2GiB",
     ),
-    _command("cache gc", "cache.cache:cache_gc", "Remove blocks that no session refers to."),
-    _command(
+    Command("cache gc", "cache.cache:cache_gc", "Remove blocks that no session refers to."),
+    Command(
         "cache path",
         "cache.cache:cache_path",
         "Print the directory of the blocks.",
         "rm -r $(kvchat cache path)    # costs time, never a word",
     ),
-    _command(
+    Command(
         "config show",
         "config:show_config",
         "Show all settings, and where each comes from.",
         "kvchat config",
         "kvchat config show -m starter --json",
     ),
-    _command(
+    Command(
         "config set",
         "config:set_value",
         "Write one setting into your configuration file.",
         "kvchat config set model starter",
         "kvchat config set sampling.temperature 0.7",
     ),
-    _command("config edit", "config:edit_config", "Open your configuration file in an editor."),
-    _command("config path", "config:show_path", "Print where your configuration file is."),
-    _command("config schema", "config:show_schema", "Print what can be set, as a JSON schema."),
-    _command("encrypt on", "encrypt:turn_on", "Encrypt all conversations, and all KV."),
-    _command("encrypt off", "encrypt:turn_off", "Decrypt all conversations."),
-    _command("encrypt change", "encrypt:change", "Change the passphrase."),
-    _command("encrypt status", "encrypt:show_status", "Show what is encrypted."),
+    Command("config edit", "config:edit_config", "Open your configuration file in an editor."),
+    Command("config path", "config:show_path", "Print where your configuration file is."),
+    Command("config schema", "config:show_schema", "Print what can be set, as a JSON schema."),
+    Command("encrypt on", "encrypt:turn_on", "Encrypt all conversations, and all KV."),
+    Command("encrypt off", "encrypt:turn_off", "Decrypt all conversations."),
+    Command("encrypt change", "encrypt:change", "Change the passphrase."),
+    Command("encrypt status", "encrypt:show_status", "Show what is encrypted."),
 )
 
 

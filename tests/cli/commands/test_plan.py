@@ -139,6 +139,3 @@ def test_the_row_of_a_shadow_says_what_lies_beside_blocks_that_stay(config: Path
     (shadow,) = [row for row in rows if row.split()[1] == "shadow:1024"]
     assert "GiB of all beside its blocks; approximate" in shadow
     assert not any("beside" in row for row in rows if row != shadow)
-    formats = {one["name"]: one for one in run.json("plan", str(config), "--context", "128k")["formats"]}
-    shadowed, exact = formats["shadow:1024"], formats["exact"]
-    assert shadowed["context_bytes"] - shadowed["beside_bytes"] == exact["context_bytes"]

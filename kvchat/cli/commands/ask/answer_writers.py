@@ -13,7 +13,7 @@ from kvchat.text.answer_footer import SEPARATOR, PrefillEta, footer_parts, loadi
 from kvchat.text.figures import count_text, guesses_text, rate_text, seconds_text
 from kvchat.text.trust import exactness_words
 
-EVENT_VERSION = 1
+_VERSION = 1
 
 _FINISH_REASONS = {
     Finish.COMPLETE: "stop",
@@ -32,7 +32,7 @@ class TextWriter:
         self._output = output
         self._status = status
         self._stats = stats
-        self._meter = PrefillMeter()
+        self._eta = PrefillEta()
         self._last = "\n"
 
     def take(self, event: ChatEvent) -> None:
@@ -40,7 +40,7 @@ class TextWriter:
             case LoadingStarted(estimate=estimate) if parts := loading_parts(estimate):
                 self._status.show(SEPARATOR.join(parts))
             case Prefill():
-                self._status.show(self._meter.describe(event))
+                self._status.show(prefill_words(event, self._eta))
             case TextDelta(reasoning=True):
                 self._output.check()
                 self._status.aside(event.text)
@@ -67,13 +67,13 @@ class JsonWriter:
         self._status = status
         self._session = session
         self._notices = notices
-        self._meter = PrefillMeter()
+        self._eta = PrefillEta()
 
     def take(self, event: ChatEvent) -> None:
         self._output.check()
         match event:
             case Prefill():
-                self._status.show(self._meter.describe(event))
+                self._status.show(prefill_words(event, self._eta))
             case TextDelta():
                 self._status.clear()
             case TurnFinished(error=None):
@@ -96,12 +96,8 @@ class NdjsonWriter:
     def take(self, event: ChatEvent) -> None:
         match event:
             case TurnStarted():
-                self._write(
-                    "start",
-                    session=self._conversation.session.id,
-                    title=self._conversation.session.title,
-                    turn=event.answer.id,
-                )
+                session = self._conversation.session
+                self._write("start", session=session.id, title=session.title, turn=event.answer.id)
             case LoadingStarted(estimate=estimate):
                 self._write("loading", **asdict(estimate))
             case Prefill():
@@ -112,36 +108,35 @@ class NdjsonWriter:
                 self._output.end(done_event(event.answer, self._conversation.session))
 
     def _write(self, name: str, **values: object) -> None:
-        self._output.json({"v": EVENT_VERSION, "event": name} | values)
+        self._output.json(event_of(name, **values))
 
 
-class PrefillMeter:
-    """Says how far the prompt is, and how long the rest takes at the speed seen so far."""
+def prefill_words(event: Prefill, eta: PrefillEta) -> str:
+    """Return how far a prompt is, and how long the rest takes at the speed that `eta` has seen so far."""
+    new_tokens = event.prompt_tokens - event.cached_tokens
+    text = f"reused {count_text(event.cached_tokens)} · new {count_text(new_tokens)}"
+    left_s = eta.left_s(event)
+    return text if left_s is None else f"{text} · {seconds_text(left_s)} left"
 
-    def __init__(self) -> None:
-        self._pace = PrefillEta()
 
-    def describe(self, event: Prefill) -> str:
-        new_tokens = event.prompt_tokens - event.cached_tokens
-        text = f"reused {count_text(event.cached_tokens)} · new {count_text(new_tokens)}"
-        left_s = self._pace.left_s(event)
-        return text if left_s is None else f"{text} · {seconds_text(left_s)} left"
+def event_of(name: str, **values: object) -> dict[str, object]:
+    """Return an event as plain values."""
+    return {"v": _VERSION, "event": name} | values
 
 
 def done_event(answer: Turn, session: Session) -> dict[str, object]:
-    """Return the last event of an answer as plain values."""
-    return {
-        "v": EVENT_VERSION,
-        "event": "done",
-        "finish_reason": _FINISH_REASONS[answer.finish],
+    """Return the last event of an answer."""
+    return event_of(
+        "done",
+        finish_reason=_FINISH_REASONS[answer.finish],
         **_figures(answer),
-        "timings": asdict(answer.timings),
-        "model": answer.model,
-        "session": session.id,
-        "turn": answer.id,
-        "exact": answer.exact and not session.namespace,
-        "verified": not is_imported(session) and answer.backend is None,
-    }
+        timings=asdict(answer.timings),
+        model=answer.model,
+        session=session.id,
+        turn=answer.id,
+        exact=answer.exact and not session.namespace,
+        verified=not is_imported(session) and answer.backend is None,
+    )
 
 
 def _figures(answer: Turn) -> dict[str, object]:
@@ -160,27 +155,27 @@ def notice_event(message: str, cache_format: str | None = None) -> dict[str, obj
     """Return what a person should know; `cache_format`: in which a conversation goes on, if in another one
     than it was asked for in.
     """
-    told: dict[str, object] = {"v": EVENT_VERSION, "event": "notice", "message": message}
+    told = event_of("notice", message=message)
     return told if cache_format is None else told | {"cache_format": cache_format}
 
 
 def error_event(error: KvchatError | str, exit_code: int) -> dict[str, object]:
     """Return the last event where there is no answer."""
     kind = type(error).__name__ if isinstance(error, KvchatError) else "Error"
-    return {
-        "v": EVENT_VERSION,
-        "event": "error",
-        "error": kind,
-        "message": str(error),
-        "exit_code": exit_code,
-    }
+    return event_of("error", error=kind, message=str(error), exit_code=exit_code)
 
 
 def describe_cost(answer: Turn, session: Session) -> str:
-    """Return one line on what was reused and computed, and how fast it went."""
+    """Return one line on what was reused and computed, how fast it went, and how it ended if too early."""
+    parts = _own_cost(answer, session) if answer.backend is None else [*footer_parts(answer)]
+    if answer.finish is not Finish.COMPLETE:
+        parts.append(_ENDINGS.get(answer.finish, answer.finish.value))
+    return SEPARATOR.join(parts)
+
+
+def _own_cost(answer: Turn, session: Session) -> list[str]:
+    """Return what an engine of ours has reused and computed."""
     usage, loaded, timings = answer.usage, answer.loaded, answer.timings
-    if answer.backend is not None:
-        return SEPARATOR.join([*footer_parts(answer), *_ending_words(answer)])
     parts = [f"reused {count_text(usage.cached_tokens)} of {count_text(usage.prompt_tokens)} tokens"]
     if loaded.disk:
         parts[0] += f" ({count_text(loaded.disk)} from disk)"
@@ -191,14 +186,7 @@ def describe_cost(answer: Turn, session: Session) -> str:
         parts.append(rate_text(timings.decode_tokens_per_s))
     if usage.drafted_tokens:
         parts.append(guesses_text(usage.accepted_tokens, usage.drafted_tokens))
-    parts.append(exactness_words(answer, session))
-    return SEPARATOR.join([*parts, *_ending_words(answer)])
-
-
-def _ending_words(answer: Turn) -> list[str]:
-    if answer.finish is Finish.COMPLETE:
-        return []
-    return [_ENDINGS.get(answer.finish, answer.finish.value)]
+    return [*parts, exactness_words(answer, session)]
 
 
 _ENDINGS = {Finish.LENGTH: "cut off by its length", Finish.INTERRUPTED: "interrupted"}

@@ -22,13 +22,7 @@ from kvchat.cli.commands.ask.answer_writers import (
 )
 from kvchat.cli.commands.ask.candidates import CandidatesWriter
 from kvchat.cli.commands.ask.options import AskOptions
-from kvchat.cli.commands.ask.pack_use import (
-    begun_with,
-    chosen_pack,
-    keep_again,
-    refuse_other_beginning,
-    refuse_other_model,
-)
+from kvchat.cli.commands.ask.pack_use import chosen_pack, keep_again, mismatch, refuse_other_beginning
 from kvchat.cli.commands.ask.prompt import piped_stdin, read_prompt
 from kvchat.cli.commands.ask.strict_cache import StrictCacheCheck, edited_question
 from kvchat.cli.output.engine_wait import own_turn, wait_until_loaded
@@ -58,9 +52,7 @@ def ask(options: AskOptions) -> int:
             "--temp": options.temp,
         }
     )
-    settings = options.settings()
-    if (pack := chosen_pack(options.pack, options.system, settings)) is not None:
-        settings = begun_with(pack, settings)
+    pack, settings = chosen_pack(options.pack, options.system, options.settings())
     if options.edit is not None and not (options.session is not None or options.continue_last):
         raise UsageError("--edit changes a message of a session; name it with -s, or take the last with -c")
     if options.num > 1 and options.edit is not None:
@@ -99,7 +91,8 @@ def answer(
             with opened(settings, engine_factory, temp=options.temp) as kvchat:
                 question = _Question(options, settings, kvchat, (output, status), pack)
                 code = question.run(prompt, signals)
-            if code == 0 and _may_compress(options, settings):
+            may_compress = not (options.temp or options.strict_cache) and settings.remote.url is None
+            if code == 0 and may_compress and wanted_formats(settings.when_full):
                 _compress(settings, status, signals, question.answered)
         except StopRequested:
             code = 0
@@ -168,11 +161,10 @@ class _Question:
         if reference is None:
             return self._answer(None, prompt, signals)
         session = store.find(reference)
-        session_id = session.id
         if self._pack is not None:
             refuse_other_beginning(self._pack, session)
-        with own_turn(store, self._settings.paths, session_id, self._status):
-            return self._answer(session_id, prompt, signals)
+        with own_turn(store, self._settings.paths, session.id, self._status):
+            return self._answer(session.id, prompt, signals)
 
     def _answer(self, reference: SessionId | None, prompt: str, signals: StopSignals) -> int:
         """Answer in a session, None: in a new one."""
@@ -186,7 +178,8 @@ class _Question:
         try:
             wait_until_loaded(self._kvchat.engine, self._status)
             if self._pack is not None:
-                refuse_other_model(self._pack, chat)
+                if chat.engine.info().fingerprint != self._pack.fingerprint:
+                    raise mismatch(self._pack)
                 keep_again(self._pack, self._settings)
             if self._options.strict_cache:
                 self._expected = StrictCacheCheck(conversation, self._pack, self._options.edit)
@@ -232,10 +225,7 @@ class _Question:
         self._status.show(f"no room: going on in {cache_format} …")
         chat.close(conversation)
         words = go_on_in(cache_format, self._kvchat, self._settings, conversation, chat.model)
-        self._status.note(words)
-        self._notices.append(words)
-        if self._options.ndjson:
-            self._output.json(notice_event(words, cache_format))
+        self._pass_on([words], cache_format)
         session_id = conversation.session.id
         chat = self._load(session_id)
         conversation = chat.open(session_id)
@@ -319,13 +309,13 @@ class _Question:
         is_full = isinstance(event, TurnFinished) and bool(event.fits_in)
         return is_full and self._settings.when_full != EVICT
 
-    def _pass_on(self, notices: Iterable[str]) -> None:
-        """Tell what a person should know of what was stored, before the answer ends."""
+    def _pass_on(self, notices: Iterable[str], cache_format: str | None = None) -> None:
+        """Tell what a person should know before the answer ends, see `notice_event`."""
         for words in notices:
             self._status.note(words)
             self._notices.append(words)
             if self._options.ndjson:
-                self._output.json(notice_event(words))
+                self._output.json(notice_event(words, cache_format))
 
     def _tell_problem(self) -> None:
         for words in self._kvchat.store.take_notices():
@@ -347,9 +337,3 @@ def _rest_of(sampling: SamplingParams, conversation: Conversation) -> SamplingPa
     num_there = len(conversation.turns[-1].token_ids or ())
     most = None if sampling.max_tokens is None else max(1, sampling.max_tokens - num_there)
     return replace(sampling, max_tokens=most)
-
-
-def _may_compress(options: AskOptions, settings: Settings) -> bool:
-    """Whether this question may have left blocks on disk, and conversations may be compressed for them."""
-    is_allowed = bool(wanted_formats(settings.when_full)) and not options.strict_cache
-    return is_allowed and not options.temp and settings.remote.url is None

@@ -10,7 +10,7 @@ from kvchat.chat.candidates.service import DIFFERING_TEMPERATURE
 from kvchat.chat.conversation import Conversation
 from kvchat.chat.events import Prefill, SampleDelta, SampleEvent, SamplesFinished
 from kvchat.chat.service import Chat
-from kvchat.cli.commands.ask.answer_writers import EVENT_VERSION, PrefillMeter, describe_cost, done_event
+from kvchat.cli.commands.ask.answer_writers import describe_cost, done_event, event_of, prefill_words
 from kvchat.cli.commands.ask.options import AskOptions
 from kvchat.cli.output.streams import Output, Status
 from kvchat.errors import (
@@ -23,6 +23,7 @@ from kvchat.errors import (
     UsageError,
 )
 from kvchat.session.tree import Turn
+from kvchat.text.answer_footer import PrefillEta
 
 Missed = Callable[[SampleEvent], CacheMissed | None]
 
@@ -81,14 +82,14 @@ class CandidatesWriter:
         return finished.answers, False
 
     def _follow(self, chat: Chat, conversation: Conversation) -> SamplesFinished:
-        meter, finished = PrefillMeter(), None
+        eta, finished = PrefillEta(), None
         for event in chat.variants.compare(conversation, self._options.num, chat.sampling):
             if self._problem is None and (missed := self._find_missed(event)) is not None:
                 self._problem = missed
                 chat.stop(conversation)
             match event:
                 case Prefill():
-                    self._status.show(meter.describe(event))
+                    self._status.show(prefill_words(event, eta))
                 case SampleDelta():
                     self._tell(chat, conversation, event)
                 case SamplesFinished():
@@ -111,7 +112,7 @@ class CandidatesWriter:
 
     def _tell_piece(self, delta: SampleDelta) -> None:
         kind = "reasoning" if delta.reasoning else "text"
-        self._output.json({"v": EVENT_VERSION, "event": kind, "sample": delta.sample, "text": delta.text})
+        self._output.json(event_of(kind, sample=delta.sample, text=delta.text))
         if not delta.reasoning:
             self._told[delta.sample] = self._told.get(delta.sample, 0) + len(delta.text)
 

@@ -107,15 +107,27 @@ def cache_status(options: StatusOptions) -> None:
     output = Output()
     state = disk_state(settings)
     server = _server_state(settings.remote)
+    weights = prepared_bytes(settings.paths.cache_dir / PREPARED_DIR)
     if as_json(options):
-        told = {"server": None if server is None else server.values()}
-        output.json(_status_values(settings, state) | told)
+        output.json(
+            {
+                "cache_dir": str(settings.paths.cache_dir),
+                "disk_bytes": state.num_bytes,
+                "weights_bytes": weights,
+                "disk_limit_bytes": settings.engine.disk_bytes,
+                "written": None if state.written is None else asdict(state.written),
+                "daily_limit_bytes": settings.engine.disk_daily_bytes,
+                "problem": state.problem,
+                "fingerprints": {name.hex(): asdict(usage) for name, usage in (state.usages or {}).items()},
+                "server": None if server is None else server.values(),
+            }
+        )
         return
     total = "unknown" if state.num_bytes is None else bytes_text(state.num_bytes)
     output.line(f"disk  {total}{_of(settings.engine.disk_bytes)} in {settings.paths.cache_dir}")
     for fingerprint, usage in sorted((state.usages or {}).items(), key=lambda item: -item[1].num_bytes):
         output.line(f"  {fingerprint.hex()[:_SHORT_FINGERPRINT]}  {_usage_words(usage)}")
-    if weights := prepared_bytes(settings.paths.cache_dir / PREPARED_DIR):
+    if weights:
         output.line(f"weights  {bytes_text(weights)} prepared; within the limit of the disk")
     if state.written is not None:
         today, ever = bytes_text(state.written.today), bytes_text(state.written.total)
@@ -205,27 +217,14 @@ def _server_state(remote: RemoteSettings) -> _ServerState | None:
     endpoint = RemoteServer(remote.url, None if remote.key_file is None else read_key(remote.key_file))
     try:
         cache = served_cache(endpoint.metrics())
+        problem = _UNTOLD if cache is None else None
     except RemoteError as error:
-        return _ServerState(url=endpoint.url, cache=None, problem=str(error))
-    problem = None if cache is not None else _UNTOLD
+        cache, problem = None, str(error)
     return _ServerState(url=endpoint.url, cache=cache, problem=problem)
 
 
 def _of(limit: int | None) -> str:
     return "" if limit is None else f" of {bytes_text(limit)}"
-
-
-def _status_values(settings: Settings, state: DiskState) -> dict[str, object]:
-    return {
-        "cache_dir": str(settings.paths.cache_dir),
-        "disk_bytes": state.num_bytes,
-        "weights_bytes": prepared_bytes(settings.paths.cache_dir / PREPARED_DIR),
-        "disk_limit_bytes": settings.engine.disk_bytes,
-        "written": None if state.written is None else asdict(state.written),
-        "daily_limit_bytes": settings.engine.disk_daily_bytes,
-        "problem": state.problem,
-        "fingerprints": {name.hex(): asdict(usage) for name, usage in (state.usages or {}).items()},
-    }
 
 
 def _usage_words(usage: DiskUsage) -> str:

@@ -21,6 +21,7 @@ from kvchat.engine.api.loss import FormatLoss
 from kvchat.engine.api.recall import FormatMarks
 from kvchat.engine.quality.frontier import CANDIDATES, frontier_svg
 from kvchat.errors import ConfigError, StorageError, UsageError
+from kvchat.platform.private_files import system_errors_as
 from kvchat.session.kv.provenance import answer_starts
 from kvchat.session.tree import answer_positions, path_token_ids
 from kvchat.text.figures import plural, seconds_text
@@ -151,12 +152,8 @@ def _tell(options: GaugeOptions, figures: object, lines: Iterable[str], plot: Ca
 
 
 def _write(path: Path, text: str, option: str) -> None:
-    try:
+    with system_errors_as(StorageError, f"{path} cannot be written", f"; give another file with {option}"):
         path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise StorageError(
-            f"{path} cannot be written: {error.strerror}; give another file with {option}"
-        ) from error
 
 
 def _formats(options: GaugeOptions, loaded: "Gauge") -> Sequence[str]:

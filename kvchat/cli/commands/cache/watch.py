@@ -1,7 +1,7 @@
 """`kvchat cache watch`: the cache of an engine in another process, as a panel or as JSON Lines."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from threading import Event
@@ -46,12 +46,12 @@ def watch_cache(options: WatchOptions) -> int:
 
 
 def _print(engine: EngineClientProxy, *, is_events: bool) -> int:
-    output, stop, events = Output(), Event(), _NewEvents(engine)
+    output, stop, events = Output(), Event(), _new_events(engine)
     with StopSignals() as signals:
         signals.stop_with(stop.set)
         while not stop.is_set():
             if is_events:
-                for event in events.take():
+                for event in next(events):
                     output.json(asdict(event))
             elif (snapshot := engine.snapshot()) is not None:
                 output.line(snapshot.to_json())
@@ -61,21 +61,18 @@ def _print(engine: EngineClientProxy, *, is_events: bool) -> int:
         return signals.exit_code or 0
 
 
-class _NewEvents:
-    """Events, each once: the last may still grow, and waits until it has stayed the same."""
-
-    def __init__(self, engine: EngineClientProxy) -> None:
-        self._engine = engine
-        self._next = 0
-        self._last: CacheEvent | None = None
-
-    def take(self) -> Sequence[CacheEvent]:
-        found = self._engine.cache_events(self._next)
-        last = found[-1] if found else None
-        is_over, self._last = last == self._last, last
-        due = found if is_over else found[:-1]
-        self._next = due[-1].number + 1 if due else self._next
-        return due
+def _new_events(engine: EngineClientProxy) -> Iterator[Sequence[CacheEvent]]:
+    """Yield whenever it is asked what has come since, each event once: the last may still grow, and waits
+    until it has stayed the same.
+    """
+    number, last = 0, None
+    while True:
+        found = engine.cache_events(number)
+        newest = found[-1] if found else None
+        due = found if newest == last else found[:-1]
+        last = newest
+        number = due[-1].number + 1 if due else number
+        yield due
 
 
 def _check(engine: EngineClientProxy) -> None:

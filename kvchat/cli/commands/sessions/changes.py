@@ -11,7 +11,7 @@ import typer
 
 from kvchat.app.open_store import open_store
 from kvchat.app.retention.session_removal import OTHERS, Removed, SessionService, branch_words, expected_words
-from kvchat.cli.output.streams import Output, Status, as_json, written_as_json
+from kvchat.cli.output.streams import Output, Status, as_json, tell_done, written_as_json
 from kvchat.cli.parser.options import ListOptions, SessionWord, Yes
 from kvchat.cli.parser.shell_completion import complete_session
 from kvchat.cli.parser.typer_parameters import Argument, Option, option_class
@@ -54,11 +54,9 @@ def rename_session(options: RenameOptions) -> None:
     """Give a session another title."""
     with closing(open_store(options.settings())) as store:
         session = store.rename(store.find(options.session).id, options.title)
-    if as_json(options):
-        Output().json({"session": session.id, "title": session.title})
-        return
     title = fitted(one_line(session.title), _TITLE_LEN)
-    Status(quiet=options.quiet).note(f"{session.id} is now called {title}")
+    values = {"session": session.id, "title": session.title}
+    tell_done(options, values, f"{session.id} is now called {title}")
 
 
 def _pin(options: PinOptions, *, is_pinned: bool) -> None:
@@ -81,7 +79,7 @@ def remove_sessions(options: RemoveOptions) -> int | None:
     """Remove sessions or a branch, and the KV blocks that no other session needs."""
     if options.branch is not None:
         return _remove_branch(options, options.branch)
-    output, status = Output(), Status(quiet=options.quiet)
+    status = Status(quiet=options.quiet)
     with closing(open_store(options.settings())) as store:
         doomed = list({one.id: one for one in map(store.find, options.sessions)}.values())
         if not options.yes and not _confirmed(store, doomed, status):
@@ -89,21 +87,16 @@ def remove_sessions(options: RemoveOptions) -> int | None:
             return 1
         removed = store.remove_sessions([one.id for one in doomed])
         left = store.still_readable()
-    if as_json(options):
-        output.json({"removed": [one.id for one in doomed]} | asdict(removed) | {"still_readable": [*left]})
-        return None
-    for session in doomed:
-        status.note(f"removed {session.id}  {one_line(session.title)}")
-    status.note(_freed_words(removed))
-    for words in left:
-        status.note(words)
+    values = {"removed": [one.id for one in doomed]} | asdict(removed) | {"still_readable": [*left]}
+    gone = [f"removed {one.id}  {one_line(one.title)}" for one in doomed]
+    tell_done(options, values, *gone, _freed_words(removed), *left)
     return None
 
 
 def _remove_branch(options: RemoveOptions, name: str) -> int | None:
     if len(options.sessions) > 1:
         raise UsageError("--branch removes a branch of one session: name one")
-    output, status = Output(), Status(quiet=options.quiet)
+    status = Status(quiet=options.quiet)
     with closing(open_store(options.settings())) as store:
         session = store.find(options.sessions[0])
         plan = store.removal_of(session.id, name)
@@ -116,20 +109,16 @@ def _remove_branch(options: RemoveOptions, name: str) -> int | None:
                 return 1
         removed = store.remove_branch(session.id, name)
         left = store.still_readable() if plan.doomed else ()
-    if as_json(options):
-        counts = {
-            "num_turns": len(plan.doomed),
-            "num_shared_turns": plan.num_shared,
-            "still_readable": [*left],
-        }
-        output.json({"session": session.id, "branch": name} | counts | asdict(removed))
-        return None
+    counts = {"num_turns": len(plan.doomed), "num_shared_turns": plan.num_shared, "still_readable": [*left]}
     shared = f"; {plural(plan.num_shared, 'message')} stay" if plan.num_shared else ""
     gone = f"{plural(len(plan.doomed), 'message')} gone{shared}"
-    status.note(f"removed branch {one_line(name)} of {session.id}  {one_line(session.title)}: {gone}")
-    status.note(_freed_words(removed, OTHERS))
-    for words in left:
-        status.note(words)
+    tell_done(
+        options,
+        {"session": session.id, "branch": name} | counts | asdict(removed),
+        f"removed branch {one_line(name)} of {session.id}  {one_line(session.title)}: {gone}",
+        _freed_words(removed, OTHERS),
+        *left,
+    )
     return None
 
 

@@ -15,7 +15,7 @@ from kvchat.app.model_location import located, with_adapter
 from kvchat.app.open_store import open_store
 from kvchat.app.retention.open_block_store import drop_blocks, open_block_store
 from kvchat.app.retention.session_removal import SessionService
-from kvchat.cli.output.streams import Output, Status, as_json
+from kvchat.cli.output.streams import Status, as_json, tell_done
 from kvchat.cli.parser.options import Device, Dtype, HubModel, SessionOptions, Weights, Yes
 from kvchat.cli.parser.typer_parameters import Argument, Option, option_class
 from kvchat.engine.api.cache_format import EXACT, canonical_cache_format
@@ -70,7 +70,7 @@ def convert_session(options: ConvertOptions) -> int | None:
             with_adapter(settings, session.adapter), store, session, tuple(store.all_turns(session.id))
         )
         if wanted == EXACT:
-            _back(options, work, status)
+            _back(options, work)
             return None
         _refuse_converted(session)
         return _convert(options, work, wanted, status)
@@ -91,11 +91,11 @@ def _convert(options: ConvertOptions, work: _Work, wanted: str, status: Status) 
         status.note(_loss_words(report))
     is_sure = options.yes or not sys.stdin.isatty()
     if options.dry_run or not (is_sure or typer.confirm("convert it?", err=True)):
-        _tell(options, work.session, report, None, status)
+        _tell(options, work.session, report, None)
         return None if options.dry_run else 1
     origin = new_origin(wanted, EXACT, converter.target.fingerprint.hex())
     done = _written(work, converter, origin, status)
-    _tell(options, work.session, report, done, status)
+    _tell(options, work.session, report, done)
     return None
 
 
@@ -150,7 +150,7 @@ def _written(work: _Work, converter: "Converter", origin: Origin, status: Status
     return replace(done, freed_bytes=freed_bytes)
 
 
-def _back(options: ConvertOptions, work: _Work, status: Status) -> None:
+def _back(options: ConvertOptions, work: _Work) -> None:
     """Let a converted session use exact blocks again: those that are left, and else computed ones."""
     origin = origin_of(work.session.namespace)
     is_done = origin is not None and not options.dry_run
@@ -167,10 +167,7 @@ def _back(options: ConvertOptions, work: _Work, status: Status) -> None:
         if fields is not None:
             with closing(open_block_store(work.settings, fingerprint, layouts_of(fields))) as block_store:
                 drop_blocks(work.settings, work.store, block_store, work.session, work.turns)
-    if as_json(options):
-        Output().json({"session": work.session.id, "done": is_done, "cache_format": EXACT})
-    else:
-        status.note(words)
+    tell_done(options, {"session": work.session.id, "done": is_done, "cache_format": EXACT}, words)
 
 
 def _refuse_converted(session: Session) -> None:
@@ -204,23 +201,18 @@ def _loss_words(report: GaugeReport) -> str:
 
 
 def _tell(
-    options: ConvertOptions,
-    session: Session,
-    report: GaugeReport | None,
-    done: "Converted | None",
-    status: Status,
+    options: ConvertOptions, session: Session, report: GaugeReport | None, done: "Converted | None"
 ) -> None:
-    if as_json(options):
-        loss = None if report is None else asdict(report.formats[0])
-        values = None if done is None else asdict(done)
-        Output().json({"session": session.id, "done": done is not None, "loss": loss, "converted": values})
-    elif done is None:
-        status.note("nothing was changed")
-    else:
-        status.note(
-            f"converted {plural(done.num_tokens, 'token')}, {_saved(done)}: kvchat {session.id} goes on with"
-            f" it; kvchat sessions convert {session.id} exact goes back"
-        )
+    loss = None if report is None else asdict(report.formats[0])
+    values = {"session": session.id, "done": done is not None, "loss": loss}
+    if done is None:
+        tell_done(options, values | {"converted": None}, "nothing was changed")
+        return
+    words = (
+        f"converted {plural(done.num_tokens, 'token')}, {_saved(done)}: kvchat {session.id} goes on with"
+        f" it; kvchat sessions convert {session.id} exact goes back"
+    )
+    tell_done(options, values | {"converted": asdict(done)}, words)
 
 
 def _saved(done: "Converted") -> str:

@@ -17,7 +17,7 @@ from kvchat.app.open_store import open_store
 from kvchat.chat.conversation import Conversation
 from kvchat.chat.service import Chat, EditCost, Revision
 from kvchat.cli.output.engine_wait import wait_until_loaded
-from kvchat.cli.output.streams import Output, Status, as_json
+from kvchat.cli.output.streams import Output, Status, as_json, tell_done
 from kvchat.cli.parser.options import EngineOptions, Json, Ndjson, SessionOptions, SessionWord, Yes
 from kvchat.cli.parser.typer_parameters import Argument, Option, option_class
 from kvchat.engine.worker import Worker
@@ -71,12 +71,8 @@ def fork_session(options: ForkOptions) -> None:
             raise UsageError("this answer is still being written; wait for its end, then fork")
         leaf_id: TurnId | None = None if leaf is None else leaf.id
         branch = store.create_branch(session.id, leaf_id=leaf_id, name=options.name, beside=beside.name)
-    if as_json(options):
-        Output().json({"session": session.id, "branch": branch.name, "leaf": branch.leaf_id})
-    else:
-        Status(quiet=options.quiet).note(
-            f"on branch {one_line(branch.name)}, which shares everything up to here"
-        )
+    values = {"session": session.id, "branch": branch.name, "leaf": branch.leaf_id}
+    tell_done(options, values, f"on branch {one_line(branch.name)}, which shares everything up to here")
 
 
 def _revise(options: ReviseOptions, plan: Plan, words: Words) -> int | None:
@@ -93,11 +89,16 @@ def _revise(options: ReviseOptions, plan: Plan, words: Words) -> int | None:
         cost = chat.revision_cost(conversation, revision)
         if not as_json(options):
             status.note(f"{excerpt(revision)}\n{words(revision, cost)}")
-        is_done = not options.dry_run and (options.yes or _confirmed())
+        # Where there is no terminal there is nobody to ask, and nothing is lost.
+        is_sure = options.yes or not sys.stdin.isatty()
+        is_done = not options.dry_run and (is_sure or typer.confirm("continue?", err=True))
         if is_done:
             chat.revise(conversation, revision)
         if as_json(options):
-            Output().json(_values(conversation, revision, cost, is_done=is_done))
+            counts = {"dropped_turns": len(revision.dropped), "following_turns": len(revision.anew)}
+            branches = {"branch": conversation.branch.name, "stays_on": revision.stays_on}
+            done = {"session": conversation.session.id, "done": is_done}
+            Output().json(done | branches | counts | asdict(cost))
         elif is_done:
             status.note(f"on branch {one_line(conversation.branch.name)}")
         elif not options.dry_run:
@@ -115,16 +116,3 @@ def _plan_drop(chat: Chat, conversation: Conversation, num: int) -> Revision:
 
 undo_messages = partial(_revise, plan=Chat.plan_undo, words=undo_words)
 drop_message = partial(_revise, plan=_plan_drop, words=drop_words)
-
-
-def _values(
-    conversation: Conversation, revision: Revision, cost: EditCost, *, is_done: bool
-) -> dict[str, object]:
-    counts = {"dropped_turns": len(revision.dropped), "following_turns": len(revision.anew)}
-    branches = {"branch": conversation.branch.name, "stays_on": revision.stays_on}
-    return {"session": conversation.session.id, "done": is_done} | branches | counts | asdict(cost)
-
-
-def _confirmed() -> bool:
-    """Ask on a terminal; elsewhere there is nobody to ask, and nothing is lost."""
-    return not sys.stdin.isatty() or typer.confirm("continue?", err=True)

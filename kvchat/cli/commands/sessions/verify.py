@@ -17,7 +17,7 @@ from kvchat.app.model_location import located, with_adapter
 from kvchat.app.open_store import open_store
 from kvchat.app.retention.open_block_store import drop_blocks, open_block_store
 from kvchat.app.retention.view_blocks import add_view_turns
-from kvchat.cli.output.streams import Output, Status, as_json
+from kvchat.cli.output.streams import Status, tell_done
 from kvchat.cli.parser.options import (
     CacheFormat,
     Device,
@@ -282,29 +282,25 @@ def _report(
 ) -> int | None:
     status.clear()
     is_wrong = bool(found.different or found.wrong_logits or scope.num_damaged)
-    if as_json(options):
-        Output().json(
-            {
-                "session": None if session is None else session.id,
-                "blocks": scope.num_blocks,
-                "verified": found.num_blocks,
-                "exact": found.num_exact,
-                "worst": found.worst,
-                "different": len(found.different),
-                "damaged": scope.num_damaged,
-                "over_views": scope.num_unseen,
-                "converted_sessions": scope.num_converted,
-                "logits": found.num_logits,
-                "worst_logits": found.worst_logits,
-                "wrong_logits": found.wrong_logits,
-                "trusted": not namespace,
-            }
-        )
-    else:
-        for line in _lines(found, scope):
-            status.note(line)
-        if session is not None and session.namespace:
-            status.note(_namespace_words(namespace, is_wrong=is_wrong))
+    values = {
+        "session": None if session is None else session.id,
+        "blocks": scope.num_blocks,
+        "verified": found.num_blocks,
+        "exact": found.num_exact,
+        "worst": found.worst,
+        "different": len(found.different),
+        "damaged": scope.num_damaged,
+        "over_views": scope.num_unseen,
+        "converted_sessions": scope.num_converted,
+        "logits": found.num_logits,
+        "worst_logits": found.worst_logits,
+        "wrong_logits": found.wrong_logits,
+        "trusted": not namespace,
+    }
+    notes = [*_lines(found, scope)]
+    if session is not None and session.namespace:
+        notes.append(_namespace_words(namespace, is_wrong=is_wrong))
+    tell_done(options, values, *notes)
     return DIFFERENT if is_wrong else None
 
 

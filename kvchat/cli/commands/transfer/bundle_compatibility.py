@@ -1,6 +1,6 @@
 """Agreement between a bundle's KV and the local model, or the differences. Loads no model."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,17 +25,12 @@ class Agreement:
 
     Args:
         model: the name under which the session goes on; empty: the default model.
-        differing: the fields of the fingerprint that differ.
-        problem: why nothing could be compared, empty if it was.
+        differing: the fields of the fingerprint that differ, or why nothing could be compared; empty where
+            the bundle's KV is of this model.
     """
 
     model: str = ""
     differing: tuple[str, ...] = ()
-    problem: str = ""
-
-    @property
-    def is_same(self) -> bool:
-        return not self.differing and not self.problem
 
 
 def agree(settings: Settings, path: Path, manifest: Manifest, model: str | None) -> Agreement:
@@ -52,16 +47,16 @@ def agree(settings: Settings, path: Path, manifest: Manifest, model: str | None)
         _check_identity(path, kv)
     location = located(settings, model) if model else installed_model(manifest.model)
     if location is None:
-        return Agreement(problem=f"the model {manifest.model!r} is not here; name one with -m")
+        return Agreement(differing=(f"the model {manifest.model!r} is not here; name one with -m",))
     name = lasting_name(location)
     if kv is None:
-        return Agreement(model=name, problem="it does not say of which model it is")
+        return Agreement(model=name, differing=("it does not say of which model it is",))
     if kv.fields is None:
-        return Agreement(model=name, problem="it does not say what its fingerprint was taken over")
+        return Agreement(model=name, differing=("it does not say what its fingerprint was taken over",))
     try:
         found = differing(kv.fields, _own_fields(settings, location))
     except ModelError as error:
-        return Agreement(model=name, problem=str(error))
+        return Agreement(model=name, differing=(str(error),))
     return Agreement(model=name, differing=tuple(found))
 
 
@@ -78,18 +73,18 @@ def _check_identity(path: Path, kv: BundleModel) -> None:
 
 def _has_layouts(kv: BundleModel) -> bool:
     assert kv.fields is not None
-    try:
-        known = {
+
+    def regions(layouts: Mapping[Any, Sequence[Any]]) -> dict[int, list[tuple[Any, ...]]]:
+        return {
             int(group): [(region.name, region.dtype, region.shape) for region in layout]
-            for group, layout in layouts_of(kv.fields).items()
+            for group, layout in layouts.items()
         }
+
+    try:
+        known = regions(layouts_of(kv.fields))
     except (KeyError, TypeError, ValueError, AttributeError):
         return False
-    shown = {
-        group: [(region.name, region.dtype, region.shape) for region in layout]
-        for group, layout in kv.layouts.items()
-    }
-    return known == shown and kv.fields.get("block_size") == kv.block_size
+    return known == regions(kv.layouts) and kv.fields.get("block_size") == kv.block_size
 
 
 def _own_fields(settings: Settings, location: ModelLocation) -> Mapping[str, Any]:

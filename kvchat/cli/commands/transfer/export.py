@@ -7,7 +7,7 @@ from typing import Annotated
 from kvchat.app.export.exporter import Exporter, target_of
 from kvchat.app.export.formats import Format, format_of
 from kvchat.app.open_store import open_store
-from kvchat.cli.output.streams import Output, Status, as_json
+from kvchat.cli.output.streams import Output, Status, as_json, tell_done
 from kvchat.cli.parser.options import NoKv, SessionOptions
 from kvchat.cli.parser.typer_parameters import Option, option_class
 from kvchat.errors import FileTaken, UsageError
@@ -54,9 +54,7 @@ def export_session(options: ExportOptions) -> None:
         )
         exported = exporter.write(session, options.branch, format, target)
     status.clear()
-    if as_json(options):
-        figures = {"turns": exported.num_turns, "tokens": exported.num_tokens, "blocks": exported.num_blocks}
-        values = {"file": None if target is None else str(target), "session": session.id, "format": format}
-        Output().json(values | figures | {"bytes": exported.num_bytes, "digest": exported.digest})
-        return
-    status.note(exported.words)
+    figures = {"turns": exported.num_turns, "tokens": exported.num_tokens, "blocks": exported.num_blocks}
+    values = {"file": None if target is None else str(target), "session": session.id, "format": format}
+    written = {"bytes": exported.num_bytes, "digest": exported.digest}
+    tell_done(options, values | figures | written, exported.words)

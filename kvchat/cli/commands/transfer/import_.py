@@ -166,14 +166,14 @@ class Importer:
     def _bring_bundle(self, source: BundleFile) -> Imported:
         bundle, agreement = source.bundle, source.agreement
         has_kv = bool(bundle.num_blocks) and self._with_kv
-        takes_kv = has_kv and agreement.is_same
+        takes_kv = has_kv and not agreement.differing
         # The text comes first, so that its blocks are somebody's from the first on: what nobody refers to may
         # be collected at any time.
         namespace = bundle.namespace if takes_kv else ""
         session = bundle.session(model=agreement.model, namespace=namespace)
         session = self._store.adopt(session, bundle.branches, bundle.turns)
         sizes: Sequence[int] = ()
-        reasons = agreement.differing or (agreement.problem,)
+        reasons = agreement.differing
         if takes_kv:
             sizes, reasons = self._installed(source, session)
         return Imported(

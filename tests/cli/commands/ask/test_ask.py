@@ -20,7 +20,7 @@ from kvchat.cli.commands.ask.ask import answer
 from kvchat.cli.commands.ask.options import AskOptions
 from kvchat.cli.commands.ask.prompt import read_prompt
 from kvchat.engine.api.config import EngineConfig
-from kvchat.errors import ContextOverflow, EngineFailed, ModelUnreadable, SessionExists, StorageError
+from kvchat.errors import ContextOverflow, EngineFailed, ModelUnreadable, StorageError
 from kvchat.session.tree import Finish, Turn
 from tests.scripted_engine import ScriptedEngine
 
@@ -119,13 +119,6 @@ def test_a_named_session_goes_on_where_it_was(ask: Asker) -> None:
     first, second, third = (request.token_ids for request in ask.engine.requests)
     assert second[: len(first)] == first
     assert third[: len(second)] == second
-
-
-def test_a_new_session_of_an_existing_name_is_refused_and_changes_nothing(ask: Asker) -> None:
-    ask(new="demo")
-    with pytest.raises(SessionExists):
-        ask(new="demo")
-    assert len(stored()) == 1
 
 
 def test_a_session_goes_on_with_its_own_model_from_any_directory(

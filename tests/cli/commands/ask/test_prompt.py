@@ -49,11 +49,6 @@ def test_what_is_no_text_is_refused_by_name(tmp_path: Path, data: bytes) -> None
         read_prompt(["what is it?"], [], BytesIO(data))
 
 
-def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"cannot read .*: Is a directory"):
-        read_prompt(["what is it?"], [tmp_path], None)
-
-
 def test_a_dash_without_a_pipe_is_refused() -> None:
     with pytest.raises(UsageError, match="which is a terminal"):
         read_prompt(["what is it?"], [Path("-")], None)

@@ -1,8 +1,6 @@
 """A session of a model with recurrent layers takes its states along: each is a place to go on from."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,12 +18,10 @@ def test_another_conversation_goes_on_behind_the_same_system_prompt_and_file(
     model = str(write_model(save_recurrent("Qwen3_5", tmp_path / "recurrent")))
     file = tmp_path / "notes.txt"
     file.write_text("A block holds the keys and values of 64 tokens. " * 12)
-    ask = ["ask", "-m", model, "--max-tokens", "4", "--json", "--system", "Be brief. " * 30]
+    ask = ["ask", "-m", model, "--max-tokens", "4", "--system", "Be brief. " * 30]
 
     def cached(*words: str) -> tuple[int, int]:
-        code, out, err = run(*ask, *words)
-        assert code == 0, err
-        usage = json.loads(out)["usage"]
+        usage = run.json(*ask, *words)["usage"]
         return usage["cached_tokens"], usage["computed_tokens"]
 
     assert cached("-f", str(file), "What?")[0] == 0
@@ -39,13 +35,7 @@ def test_an_imported_session_is_forked_as_cheaply_as_the_one_that_was_exported(
     tmp_path: Path, home: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = str(write_model(save_recurrent("Qwen3_5", tmp_path / "recurrent")))
-
-    def ask(*words: str) -> dict[str, Any]:
-        code, out, err = run("ask", "-m", model, "--max-tokens", "8", "--json", *words)
-        assert code == 0, err
-        answer: dict[str, Any] = json.loads(out)
-        return answer
-
+    ask = run.with_words("ask", "-m", model, "--max-tokens", "8").json
     ask("--new", "demo", "Hello! " + "What is a block? " * 5)
     for number in range(3):
         ask("-s", "demo", f"And then? {number} " + "Tell me about a cache. " * 10)
@@ -54,6 +44,5 @@ def test_an_imported_session_is_forked_as_cheaply_as_the_one_that_was_exported(
     own = ask("-s", "demo", "--edit", "2", "And now?")["usage"]
     assert own["computed_tokens"] < 40, "it goes on behind the answer before"
     monkeypatch.setenv("KVCHAT_HOME", str(tmp_path / "elsewhere"))
-    code, _, err = run("import", str(bundle), "-m", model)
-    assert code == 0, err
+    run.out("import", str(bundle), "-m", model)
     assert ask("-s", "demo", "--edit", "2", "And now?")["usage"] == own
