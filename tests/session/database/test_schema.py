@@ -32,6 +32,18 @@ def first_version(tmp_path: Path) -> Path:
     return path
 
 
+def test_a_session_of_the_first_version_is_native_and_has_not_been_verified(first_version: Path) -> None:
+    store = SessionStore(first_version)
+    session = store.find("demo")
+    (turn,) = store.turns_to(store.branch(session.id, MAIN).leaf_id)
+    assert (turn.text, turn.damaged) == ("Grüße!", False)
+    assert (session.namespace, session.verification) == ("", None)
+    store.close()
+    with sqlite3.connect(first_version) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (len(schema.MIGRATIONS),)
+    connection.close()
+
+
 def test_a_session_remembers_whose_blocks_it_uses_and_what_was_found_of_them(store: SessionStore) -> None:
     session = store.adopt(adoptable(namespace="bundle:7"), [empty_main(None)], [])
     assert store.session(session.id).namespace == "bundle:7"
