@@ -228,6 +228,14 @@ def test_metrics_that_come_too_slowly_are_given_up_even_where_some_have_come(dat
     assert server.gone.wait(PATIENCE_S)
 
 
+@pytest.mark.parametrize("data", [PLAIN, PLAIN + b"\r\n" + VLLM.encode()], ids=["head", "some"])
+def test_metrics_that_come_drop_by_drop_are_given_up_too(data: bytes, raw: Raw) -> None:
+    server = raw(data, hangs=True, drops=b"x: 1\r\n")
+    with pytest.raises(RemoteError, match="took too long"):
+        RemoteServer(server.url).metrics(limit_s=0.2)
+    assert server.gone.wait(PATIENCE_S)
+
+
 def test_cache_status_tells_it_in_words_and_as_json(
     tmp_path: Path, metrics: Metrics, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
