@@ -95,7 +95,7 @@ def _long_text(beginning: str, length_of: Callable[[str], int]) -> str:
 
 
 def _length_of(template: ChatTemplate) -> Callable[[str], int]:
-    return lambda text: len(template.opening("", text))
+    return lambda text: len(template.whole((), text))
 
 
 def _switches(settings: Settings, num_rounds: int) -> list[tuple[float, float]]:

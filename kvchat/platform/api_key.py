@@ -25,10 +25,8 @@ def read_key(file: Path, least_len: int = 1) -> str:
         key = file.read_text(encoding="ascii", errors="replace").strip()
     if not key:
         raise ConfigError(f"there is no API key in {file}; it is one line of text")
-    if len(key) < least_len or not (key.isascii() and key.isprintable()) or " " in key:
-        raise ConfigError(
-            f"the API key in {file} must be {least_len} or more ASCII characters without blanks"
-        )
+    if len(key) < least_len or not (key.isascii() and key.isprintable()):
+        raise ConfigError(f"the API key in {file} must be one line of {least_len} or more ASCII characters")
     return key
 
 

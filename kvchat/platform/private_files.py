@@ -15,7 +15,8 @@ STALE_S = 60.0
 """Nobody takes so long to write a small file."""
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Codes of errors that more room on the disk would mend."""
-_UNFINISHED = re.compile(r"\..+\.[0-9a-f]{8}")
+_UNFINISHED = re.compile(r"\..+\.([0-9a-f]{8}|\d+\.tmp)")
+"""Names that files have until they are whole; an older kvchat wrote those with `.tmp`."""
 
 
 class NamedFiles:

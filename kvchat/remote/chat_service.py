@@ -49,9 +49,8 @@ class RemoteChat(Chat):
         """Go on with another model of the server."""
         self.model = model
         self.engine.use_model(model)
-        answering = RemoteAnswering(self.store, self.endpoint, model)
-        self._answering = answering
-        self.variants = RemoteVariants(answering)
+        self._answering = RemoteAnswering(self.store, self.endpoint, model)
+        self.variants = RemoteVariants(self._answering)
 
     def continue_answer(
         self, conversation: Conversation, sampling: SamplingParams | None = None
@@ -126,7 +125,7 @@ class RemoteAnswering(Answering):
         except BaseException as error:
             growth.break_off(error)
             conversation.show_last(self.store.turn(turn.id))
-            if growth.num_pieces == 0 or not isinstance(error, KvchatError):
+            if growth.first_s is None or not isinstance(error, KvchatError):
                 raise
             yield TurnFinished(answer=conversation.turns[-1], error=str(error))
             return
@@ -141,12 +140,11 @@ class _Growth:
     """An answer on its way from a server into the store."""
 
     def __init__(self, store: SessionStore, turn: Turn) -> None:
-        self.num_pieces = 0
+        self.first_s: float | None = None
+        """When the first piece came."""
         self._store = store
         self._turn = turn
-        self._start_s = monotonic()
-        self._first_s: float | None = None
-        self._last_s = self._start_s
+        self._start_s = self._last_s = monotonic()
         self._stream: RemoteStream | None = None
 
     def follow(self, stream: RemoteStream) -> Iterator[ChatEvent]:
@@ -154,8 +152,7 @@ class _Growth:
         self._stream = stream
         for delta in stream:
             self._last_s = monotonic()
-            self._first_s = self._first_s or self._last_s
-            self.num_pieces += 1
+            self.first_s = self.first_s or self._last_s
             text, reasoning = ("", delta.text) if delta.reasoning else (delta.text, "")
             self._store.append_to_answer(self._turn.id, (), text, reasoning)
             yield delta
@@ -186,9 +183,9 @@ class _Growth:
         )
 
     def _timings(self, report: Report) -> Timings:
-        first_s, num_tokens = self._first_s, report.completion_tokens
+        first_s, num_tokens = self.first_s, report.completion_tokens
         rate = None
-        if first_s is not None and num_tokens is not None and num_tokens > 1 and self._last_s > first_s:
+        if first_s is not None and self._last_s > first_s and num_tokens is not None and num_tokens > 1:
             rate = (num_tokens - 1) / (self._last_s - first_s)
         return Timings(
             ttft_s=None if first_s is None else first_s - self._start_s,

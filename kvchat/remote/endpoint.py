@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from threading import Timer
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -95,21 +96,27 @@ class RemoteServer:
     def metrics(self, limit_s: float = _METRICS_S) -> str:
         """Return what the server tells of itself, in Prometheus' text format.
 
-        Raises: RemoteError: it tells nothing, too much, or is silent for `limit_s`.
+        Raises: RemoteError: it tells nothing, too much, or not all of it within `limit_s`.
         """
         connection = self._connected()
+        answer = RemoteStream(self.url, connection)
+        deadline = Timer(limit_s, answer.cancel)
+        deadline.daemon = True
+        deadline.start()
         try:
-            assert connection.sock is not None
-            connection.sock.settimeout(limit_s)
             connection.request("GET", self._path.removesuffix(_API) + "/metrics", headers=self._headers())
             response = connection.getresponse()
             data = response.read(_MOST_METRICS_BYTES + 1)
-        except TimeoutError as error:
-            raise RemoteError(f"{self.name}/metrics took too long") from error
         except (OSError, HTTPException, ValueError) as error:
-            raise RemoteError(f"{self.name}/metrics broke off ({error or type(error).__name__})") from error
+            problem = (
+                "took too long" if answer.is_cancelled else f"broke off ({error or type(error).__name__})"
+            )
+            raise RemoteError(f"{self.name}/metrics {problem}") from error
         finally:
+            deadline.cancel()
             connection.close()
+        if answer.is_cancelled:  # what was cut off may look whole
+            raise RemoteError(f"{self.name}/metrics took too long")
         if response.status != 200:
             raise RemoteError(
                 f"{self.name}/metrics answered {response.status}; some servers tell them only when they are"

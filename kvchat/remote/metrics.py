@@ -5,7 +5,6 @@ vLLM has renamed some of its metrics, so each has several names; the first one f
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from math import isfinite
 
 from kvchat.engine.api.server_cache import ServerCache
@@ -40,12 +39,8 @@ _MOST_LINE = 1 << 14
 _LINE = re.compile(r'([a-z]+:\w+)(?:\{((?:[^"}]|"(?:[^"\\]|\\.)*+")*+)\})?\s++(\S++)')
 _LABEL = re.compile(r'(\w++)="((?:[^"\\]|\\.)*+)"')
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Sample:
-    name: str
-    model: str
-    value: float
+_Sample = tuple[str, str, float]
+"""A figure's name, whose it is, and its value."""
 
 
 def served_cache(text: str, model: str | None = None) -> ServerCache | None:
@@ -55,10 +50,7 @@ def served_cache(text: str, model: str | None = None) -> ServerCache | None:
         text: a line that does not end is left out: it may be half a number.
         model: where figures are told by model and one is of this name, its figures count alone.
     """
-    samples = [*_samples(text)]
-    if any(sample.model == model for sample in samples):
-        samples = [sample for sample in samples if sample.model in (model, "")]
-    figures = _Figures(samples)
+    figures = _Figures([*_samples(text)], model)
     hits = figures.pair(_HIT_TOKENS)
     counted = hits or figures.pair(_HITS)
     found = ServerCache(
@@ -74,26 +66,27 @@ def served_cache(text: str, model: str | None = None) -> ServerCache | None:
 
 
 class _Figures:
-    def __init__(self, samples: Sequence[_Sample]) -> None:
+    """Each figure's values, one for each of a server's engines."""
+
+    def __init__(self, samples: Sequence[_Sample], model: str | None) -> None:
+        is_told_by_model = any(whose == model for _, whose, _ in samples)
         self._values: dict[str, list[float]] = {}
-        for sample in samples:
-            self._values.setdefault(sample.name, []).append(sample.value)
+        for name, whose, value in samples:
+            if not is_told_by_model or whose in (model, ""):
+                self._values.setdefault(name, []).append(value)
+
+    def _of(self, names: Sequence[str]) -> list[float]:
+        """Return the values under the first known name; -1, as vLLM says where it has none, if none is."""
+        return next((self._values[name] for name in names if name in self._values), [-1])
 
     def share(self, names: Sequence[str]) -> float | None:
-        """Return the mean over a server's engines."""
-        for name in names:
-            if values := self._values.get(name):
-                share = sum(values) / len(values)
-                return share if 0 <= share <= 1 else None  # vLLM says -1 where it has no prefix cache
-        return None
+        values = self._of(names)
+        share = sum(values) / len(values)
+        return share if 0 <= share <= 1 else None
 
     def count(self, names: Sequence[str]) -> int | None:
-        """Return the sum over a server's engines."""
-        for name in names:
-            if values := self._values.get(name):
-                total = sum(values)
-                return int(total) if 0 <= total < _MOST else None
-        return None
+        total = sum(self._of(names))
+        return int(total) if 0 <= total < _MOST else None
 
     def pair(self, names: Sequence[tuple[str, str]]) -> tuple[int, int] | None:
         """Return a part and its whole, both under names of one time."""
@@ -127,4 +120,4 @@ def _samples(text: str) -> Iterator[_Sample]:
         except ValueError:
             continue
         if isfinite(value):
-            yield _Sample(name=match[1], model=labels.get("model_name", ""), value=value)
+            yield match[1], labels.get("model_name", ""), value

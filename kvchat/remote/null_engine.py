@@ -29,27 +29,27 @@ class NullEngine:
         detail: which model answers, and where.
     """
 
-    def __init__(self, endpoint: RemoteServer, model: str) -> None:
+    def __init__(self, endpoint: RemoteServer, model: str, pause_s: float = _PAUSE_S) -> None:
         self._endpoint = endpoint
-        self._reports: MetricsPoller | None = None
+        self._pause_s = pause_s
+        self._ended = Event()
+        self._served: ServerCache | None = None
         self.use_model(model)
 
     def use_model(self, model: str) -> None:
         """Speak of another of the server's models from now on."""
         self._model = model
         self.detail = f"{model} at {self._endpoint.name}"
-        if self._reports is not None:
-            self._reports.model = model
 
     def watch_cache(self) -> None:
-        """Begin to ask the server what its cache holds, until this is closed."""
-        assert self._reports is None, "once"
-        self._reports = MetricsPoller(self._endpoint, self._model)
-        self._reports.start()
+        """Begin to ask the server what its cache holds, until this is closed; `status` tells what came last,
+        of the model where the server tells it by model.
+        """
+        # A daemon: a server that never answers must not keep the process alive.
+        Thread(target=self._poll, name="kvchat-metrics", daemon=True).start()
 
     def status(self) -> EngineStatus:
-        served = None if self._reports is None else self._reports.latest
-        return EngineStatus(phase=EnginePhase.READY, detail=self.detail, served=served)
+        return EngineStatus(phase=EnginePhase.READY, detail=self.detail, served=self._served)
 
     def info(self) -> EngineInfo:
         return EngineInfo(
@@ -98,44 +98,19 @@ class NullEngine:
         return None
 
     def close(self) -> None:
-        if self._reports is not None:
-            self._reports.close()
-
-
-class MetricsPoller:
-    """A thread that asks for a server's cache metrics, beside the conversation and never in its way; whoever
-    looks takes what came last.
-
-    Attributes:
-        latest: None before the first answer, and while there is none that says anything.
-        model: whose figures count, where a server tells them by model.
-    """
-
-    def __init__(self, endpoint: RemoteServer, model: str, pause_s: float = _PAUSE_S) -> None:
-        self.latest: ServerCache | None = None
-        self.model = model
-        self._endpoint = endpoint
-        self._pause_s = pause_s
-        self._ended = Event()
-        # A daemon: a server that never answers must not keep the process alive.
-        self._thread = Thread(target=self._run, name="kvchat-metrics", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def close(self) -> None:
         """Ask no more; does not wait for an answer that is on its way."""
         self._ended.set()
 
-    def _run(self) -> None:
+    def _poll(self) -> None:
+        """Ask again and again, beside the conversation and never in its way."""
         pause_s = self._pause_s
         while not self._ended.is_set():
             start_s = monotonic()
             try:
-                self.latest = served_cache(self._endpoint.metrics(), self.model)
+                self._served = served_cache(self._endpoint.metrics(), self._model)
             except KvchatError:
-                self.latest = None
+                self._served = None
             took_s = monotonic() - start_s
             # Most servers that say nothing of their cache never will.
-            pause_s = self._pause_s if self.latest is not None else min(_MOST_PAUSE_S, pause_s * 2)
+            pause_s = self._pause_s if self._served is not None else min(_MOST_PAUSE_S, pause_s * 2)
             self._ended.wait(max(pause_s, took_s * _SHARE))

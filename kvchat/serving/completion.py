@@ -18,7 +18,7 @@ from kvchat.errors import EngineFailed, KvchatError
 from kvchat.serving.chat_request import ChatCompletionRequest
 from kvchat.serving.metrics import Metrics
 from kvchat.session.template.chat_template import ChatTemplate, Message
-from kvchat.session.template.text_stream import Piece, StopStrings, TextStream
+from kvchat.session.template.text_stream import Piece, TextStream
 from kvchat.session.tree import Role
 
 _EVENT_WAIT_S = 1.0
@@ -55,10 +55,12 @@ class ChatCompletions:
         prompt = self._prompt(request)
         stops = self._template.stop_strings + request.stops
         stream = self._template.stream(prompt, stops=stops)
-        matcher = StopStrings(self._template.stream(prompt, stops=stops), len(prompt)) if stops else None
-        sampling = replace(request.sampling, stop_token_ids=self._ends)
         engine_request = Request(
-            token_ids=prompt, sampling=sampling, owner=_OWNER, priority=BEHIND, stop=matcher
+            token_ids=prompt,
+            sampling=replace(request.sampling, stop_token_ids=self._ends),
+            owner=_OWNER,
+            priority=BEHIND,
+            stop=self._template.stop_matcher(prompt, stops=stops),
         )
         handle = self._engine.submit(engine_request)
         return ChatCompletion(
@@ -78,11 +80,7 @@ class ChatCompletions:
             return tuple(self._template.whole(request.history, request.question, now=now))
         token_ids, prompt_len = known
         answer_ids = token_ids[prompt_len:]
-        closed = self._template.is_closed(answer_ids)
-        ended_with = "" if closed else self._template.ended_with(answer_ids, request.history[-1].content)
-        following = self._template.following(
-            request.history, request.question, closed=closed, ended_with=ended_with, now=now
-        )
+        following = self._template.following(request.history, request.question, answer_ids, now=now)
         return (*token_ids, *following)
 
     def _finished(self, event: RequestFinished, total_s: float) -> None:

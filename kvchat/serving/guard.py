@@ -31,14 +31,11 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        answer = self._refusal(scope)
-        body: bytes | None = b""
-        if answer is None:
-            body, answer = await self._body(scope, receive)
-        if answer is not None:
-            await answer(scope, receive, send)
-        elif body is not None:
+        body = self._refusal(scope) or await self._body(scope, receive)
+        if isinstance(body, bytes):
             await self._app(scope, _again(body, receive), send)
+        elif body is not None:
+            await body(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers = {name.decode("latin-1"): value for name, value in scope["headers"]}
@@ -54,8 +51,8 @@ class Guard:
             return refusal(401, "the API key is missing or another one", "invalid_api_key")
         return None
 
-    async def _body(self, scope: Scope, receive: Receive) -> tuple[bytes | None, Response | None]:
-        """Read the body; (None, None) where the client has gone."""
+    async def _body(self, scope: Scope, receive: Receive) -> bytes | Response | None:
+        """Read the body, or return why it is refused; None where the client has gone."""
         parts: list[bytes] = []
         size = 0
         try:
@@ -63,17 +60,15 @@ class Guard:
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        return None, None
+                        return None
                     parts.append(message.get("body", b""))
                     size += len(parts[-1])
                     if size > MAX_BODY_BYTES:
-                        return None, refusal(
-                            413, f"the body is longer than {MAX_BODY_BYTES} bytes", "too_large"
-                        )
+                        return refusal(413, f"the body is longer than {MAX_BODY_BYTES} bytes", "too_large")
                     if not message.get("more_body"):
-                        return b"".join(parts), None
+                        return b"".join(parts)
         except TimeoutError:
-            return None, refusal(408, "the body came too slowly", "timeout")
+            return refusal(408, "the body came too slowly", "timeout")
 
 
 def _is_local(url: str) -> bool:

@@ -28,7 +28,8 @@ def explained(store: SessionStore, template: ChatTemplate, session: Session, ans
     beginnings = () if before else tuple(_beginnings(store, session))
     with suppress(KvchatError):  # nothing is held against a template that refuses the conversation
         now = calendar(session.created_at)
-        one, other = (template.opening(session.system, text, now=now) for text in "ab")
+        system = prompts.history(session, ())
+        one, other = (template.whole(system, text, now=now) for text in "ab")
         rewrites = template.history_rewrite(prompts.history(session, before)) is not None
         system_len = num_common(one, other)
         others = beginnings

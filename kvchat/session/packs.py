@@ -18,7 +18,6 @@ from kvchat.errors import PackExists, PackNotFound, StorageError
 from kvchat.platform.encryptor import Encryptor
 from kvchat.platform.private_files import SYSTEM_NAMES, NamedFiles, system_errors_as
 from kvchat.session.encryption.side_files import EncryptedFiles
-from kvchat.session.encryption.side_files import forget_other as forget_other
 
 log = logging.getLogger(__name__)
 

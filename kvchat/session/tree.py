@@ -222,12 +222,8 @@ def nested(
         outline: the parent and the number of tokens of each turn, oldest first.
     """
     age = {turn_id: at for at, turn_id in enumerate(outline)}
-    paths: dict[BranchName, list[TurnId]] = {}
-    for branch in reversed(branches):
-        path, turn_id = paths.setdefault(branch.name, []), branch.leaf_id
-        while turn_id is not None and turn_id in outline:
-            path.insert(0, turn_id)
-            turn_id, _ = outline[turn_id]
+    parents = {turn_id: parent_id for turn_id, (parent_id, _) in outline.items()}
+    paths = {branch.name: [*_ids_to(parents, branch.leaf_id)][::-1] for branch in reversed(branches)}
     had: dict[TurnId, BranchName] = {}
     left: dict[BranchName, BranchName] = {}
     for name in sorted(paths, key=lambda one: (one != MAIN, [age[turn_id] for turn_id in paths[one]])):
@@ -333,6 +329,6 @@ def plan_removal(
 
 
 def _ids_to(parents: dict[TurnId, TurnId | None], leaf_id: TurnId | None) -> Iterable[TurnId]:
-    while leaf_id is not None:
+    while leaf_id is not None and leaf_id in parents:
         yield leaf_id
-        leaf_id = parents.get(leaf_id)
+        leaf_id = parents[leaf_id]

@@ -22,7 +22,7 @@ from kvchat.chat.service import Chat
 from kvchat.engine.api.engine_phase import EnginePhase
 from kvchat.engine.models.locate import locate_model
 from kvchat.errors import ConfigError, EngineFailed, ModelError, ModelNotFound, ModelUnreadable, UsageError
-from kvchat.session.kv.provenance import new_origin
+from kvchat.session.kv.provenance import Origin
 from kvchat.session.tree import Turn
 from kvchat.text.figures import bytes_text
 from tests.patience import wait_until
@@ -130,7 +130,7 @@ def test_a_conversation_is_looked_at_through_a_shadow_and_its_blocks_stay(window
 
 def test_a_converted_conversation_gets_no_shadow(window: Window) -> None:
     session = window.chat.create("talk").session
-    origin = new_origin("int4", "exact", "0" * 64)
+    origin = Origin(cache_format="int4", source="exact", fingerprint="0" * 64)
     window.kvchat.store.use_blocks_of(session.id, origin.namespace)
     for refused in (window.host.format_cost, window.host.use_format):
         with pytest.raises(UsageError, match="converted to int4, and a shadow is made from exact KV"):

@@ -38,13 +38,20 @@ def test_those_that_make_it_at_once_have_one_key(tmp_path: Path) -> None:
         assert [one.name for one in file.parent.iterdir()] == ["api-key"]
 
 
-@pytest.mark.parametrize("text", ["", "short", "two words that are long enough", "näher-als-gedacht-1234"])
+@pytest.mark.parametrize("text", ["", "short", "two lines\nthat are long enough", "näher-als-gedacht-1234"])
 def test_what_is_no_key_is_refused(text: str, tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text(text)
     file.chmod(0o600)
     with pytest.raises(ConfigError, match=r"must be|it is one line"):
         read_key(file, OWN_LEN)
+
+
+def test_a_key_with_a_blank_inside_can_be_sent_and_is_taken(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text("two words that are long enough\n")
+    file.chmod(0o600)
+    assert read_key(file, OWN_LEN) == "two words that are long enough"
 
 
 def test_a_key_that_others_can_read_or_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.platform.private_files import make_private, write_private
+from kvchat.platform.private_files import STALE_S, make_private, remove_unfinished, write_private
 
 pytestmark = pytest.mark.pure
 
@@ -55,6 +55,17 @@ def test_a_file_is_its_owners_alone_and_on_the_medium_before_it_has_its_name(
     write_private(file, b"two")
     assert file.read_bytes() == b"two"
     assert list(file.parent.iterdir()) == [file]
+
+
+def test_what_killed_processes_left_half_written_goes_also_of_an_older_kvchat(tmp_path: Path) -> None:
+    left = [tmp_path / name for name in (".rates.0123abcd", ".rates.json.4711.tmp")]
+    kept = [tmp_path / name for name in ("rates.json", ".rates.89abcdef", ".rates.json.4712.tmp")]
+    for file in (*left, *kept):
+        file.write_text("")
+    for file in left:
+        os.utime(file, (0, file.stat().st_mtime - 2 * STALE_S))
+    remove_unfinished(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted(kept)
 
 
 def test_a_file_that_cannot_be_written_leaves_what_was_there_and_nothing_else(tmp_path: Path) -> None:

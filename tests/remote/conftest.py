@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from threading import Event, Thread
+from time import sleep
 
 import pytest
 
@@ -19,9 +20,11 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close
 
 
 class RawServer:
-    """Answers every connection with the same bytes, and then ends it, or keeps it open until it is closed."""
+    """Answers every connection with the same bytes, and then ends it, or keeps it open until it is closed;
+    `drops` are sent again and again meanwhile.
+    """
 
-    def __init__(self, data: bytes, *, hangs: bool = False) -> None:
+    def __init__(self, data: bytes, *, hangs: bool = False, drops: bytes = b"") -> None:
         self.gone = Event()
         """The client has closed a connection that was kept open."""
         self.asked = Event()
@@ -29,6 +32,7 @@ class RawServer:
         self.requests: list[bytes] = []
         self._data = data
         self._hangs = hangs
+        self._drops = drops
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/v1"
         self._thread = Thread(target=self._serve, daemon=True)
@@ -52,6 +56,9 @@ class RawServer:
             self.requests.append(_request(connection))
             self.asked.set()
             connection.sendall(self._data)
+            while self._drops:
+                sleep(0.02)
+                connection.sendall(self._drops)
             if self._hangs:
                 connection.recv(1)
         if self._hangs:
@@ -82,8 +89,8 @@ def _received(connection: socket.socket) -> bytes:
 def raw() -> Iterator[Callable[..., RawServer]]:
     servers: list[RawServer] = []
 
-    def make(data: bytes, *, hangs: bool = False) -> RawServer:
-        servers.append(RawServer(data, hangs=hangs))
+    def make(data: bytes, *, hangs: bool = False, drops: bytes = b"") -> RawServer:
+        servers.append(RawServer(data, hangs=hangs, drops=drops))
         return servers[-1]
 
     yield make

@@ -15,7 +15,7 @@ from kvchat.engine.api.server_cache import ServerCache
 from kvchat.errors import RemoteError
 from kvchat.remote.endpoint import RemoteServer
 from kvchat.remote.metrics import served_cache
-from kvchat.remote.null_engine import MetricsPoller
+from kvchat.remote.null_engine import NullEngine
 from kvchat.session.store import SessionStore
 from tests.patience import PATIENCE_S, wait_until
 from tests.remote.conftest import RawServer
@@ -185,21 +185,25 @@ def test_metrics_lie_beside_the_api_and_are_asked_for_with_the_key(metrics: Metr
 def test_what_a_server_tells_is_followed_and_forgotten_when_it_tells_no_more(
     store: SessionStore, metrics: Metrics
 ) -> None:
-    reports = MetricsPoller(RemoteServer(metrics.url), "any", pause_s=0.01)
-    reports.start()
+    engine = NullEngine(RemoteServer(metrics.url), "any", pause_s=0.01)
+    assert engine.status().served is None
+    engine.watch_cache()
+
+    def usage() -> float | None:
+        served = engine.status().served
+        return None if served is None else served.usage
+
     try:
-        wait_until(lambda: reports.latest == TOLD)
+        wait_until(lambda: engine.status().served == TOLD)
         metrics.text = VLLM.replace(" 0.4225", " 0.5")
-        wait_until(lambda: reports.latest is not None and reports.latest.usage == 0.5)
-        assert reports.latest is not None
-        assert reports.latest.usage == 0.5
+        wait_until(lambda: usage() == 0.5)
         metrics.text = "nothing\n"
-        wait_until(lambda: reports.latest is None)
+        wait_until(lambda: engine.status().served is None)
         num_asked = len(metrics.asked)
         wait_until(lambda: len(metrics.asked) > num_asked)
-        assert reports.latest is None, "what was told before does not come back"
+        assert engine.status().served is None, "what was told before does not come back"
     finally:
-        reports.close()
+        engine.close()
     assert set(metrics.asked) == {("/metrics", None)}
 
 
@@ -223,6 +227,14 @@ def test_metrics_that_cannot_be_had_are_unknown(raw: Raw, data: bytes) -> None:
 @pytest.mark.parametrize("data", [b"", PLAIN, PLAIN + b"\r\n" + VLLM.encode()], ids=["none", "head", "some"])
 def test_metrics_that_come_too_slowly_are_given_up_even_where_some_have_come(data: bytes, raw: Raw) -> None:
     server = raw(data, hangs=True)
+    with pytest.raises(RemoteError, match="took too long"):
+        RemoteServer(server.url).metrics(limit_s=0.2)
+    assert server.gone.wait(PATIENCE_S)
+
+
+@pytest.mark.parametrize("data", [PLAIN, PLAIN + b"\r\n" + VLLM.encode()], ids=["head", "some"])
+def test_metrics_that_come_drop_by_drop_are_given_up_too(data: bytes, raw: Raw) -> None:
+    server = raw(data, hangs=True, drops=b"x: 1\r\n")
     with pytest.raises(RemoteError, match="took too long"):
         RemoteServer(server.url).metrics(limit_s=0.2)
     assert server.gone.wait(PATIENCE_S)

@@ -27,7 +27,7 @@ def test_an_import_from_the_end_of_time_dates_no_conversation_of_ours(
     path.write_text(json.dumps([export]))
     (transcript,), _ = read_transcripts(path)
     with closing(SessionStore(tmp_path / "sessions.db")) as store:
-        imported = store.adopt(transcript.session, transcript.branches, transcript.turns)
+        imported = store.adopt(*transcript)
         ours = store.create_session(title="ours")
         assert [one.session.title for one in store.list_sessions()] == ["ours", "Trip"]
         for session in (imported, ours):

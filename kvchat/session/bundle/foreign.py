@@ -30,13 +30,8 @@ _MOST_REPEATED = 16
 _LEAST_REPEATED_LEN = 1 << 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForeignConversation:
-    """One conversation, as the store adopts it."""
-
-    session: Session
-    branches: tuple[Branch, ...]
-    turns: tuple[Turn, ...]
+ForeignConversation = tuple[Session, Sequence[Branch], Sequence[Turn]]
+"""One conversation, as the store adopts it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -221,7 +216,7 @@ def _transcript(
     """
     session_id = new_session_id()
     turns: list[Turn] = []
-    leaves: list[tuple[TurnId, bool]] = []
+    leaves: list[TurnId] = []
     kept_len, said_len = 0, _pieces_len(roots)
     kept_roots = _kept(roots, current)
     waiting: list[tuple[_Message, TurnId | None]] = [(root, None) for root in reversed(kept_roots)]
@@ -245,11 +240,12 @@ def _transcript(
         turns.append(turn)
         below = _kept(message.children, current)
         waiting += [(child, turn.id) for child in reversed(below)]
-        if message is current or not below:
-            leaves.append((turn.id, message is current))
+        if message is current:
+            leaves.insert(0, turn.id)
+        elif not below:
+            leaves.append(turn.id)
     if not turns:
         return None
-    leaves.sort(key=lambda leaf: not leaf[1])
     session = Session(
         id=session_id,
         title=one_line(title)[:_MAX_TITLE_LEN] or title_of(turns[0].text),
@@ -258,7 +254,12 @@ def _transcript(
         created_at=created_at,
         updated_at=max(turn.created_at for turn in turns),
     )
-    return ForeignConversation(session=session, branches=_branches(session, leaves), turns=tuple(turns))
+    names = [MAIN, *(BranchName(f"{MAIN}-{number}") for number in range(2, len(leaves) + 1))]
+    branches = [
+        Branch(session_id=session_id, name=name, leaf_id=leaf_id, updated_at=session.updated_at)
+        for name, leaf_id in zip(names, leaves, strict=True)
+    ]
+    return session, branches, turns
 
 
 def _pieces_len(messages: list[_Message]) -> int:
@@ -268,14 +269,6 @@ def _pieces_len(messages: list[_Message]) -> int:
 def _kept(messages: list[_Message], current: _Message | None) -> list[_Message]:
     """Return messages without those that another goes on from, unless something hangs on them."""
     return [one for one in messages if one.children or not one.goes_on or one is current]
-
-
-def _branches(session: Session, leaves: list[tuple[TurnId, bool]]) -> tuple[Branch, ...]:
-    names = [MAIN, *(BranchName(f"{MAIN}-{number}") for number in range(2, len(leaves) + 1))]
-    return tuple(
-        Branch(session_id=session.id, name=name, leaf_id=leaf_id, updated_at=session.updated_at)
-        for name, (leaf_id, _) in zip(names, leaves, strict=True)
-    )
 
 
 def _text(value: object) -> str:

@@ -110,19 +110,30 @@ def read_bundle(path: Path, progress: Progress | None = None) -> Bundle:
         records = RecordReader(file, num_bytes)
         manifest = read_manifest(_is(META, records.read()).header)
         turns, record = _read_turns(records, manifest)
-        blocks = _BlockCheck(manifest.kv, turns)
+        seen: set[tuple[BlockKey, int]] = set()
+        kv, known = manifest.kv, References()
+        if kv is not None:
+            known.add(runs_of(turns, root_key(kv.fingerprint), kv.block_size))
         while record.kind == BLOCK:
-            blocks.take(record)
+            if kv is None:
+                raise BundleError("it has blocks, and does not say of which model")
+            name = _checked_name(_block(record, kv), kv.block_size, known)
+            if name in seen:
+                raise BundleError("it has one block twice")
+            seen.add(name)
             if progress is not None:
                 progress(records.position)
             record = records.read()
-        _check_end(_is(END, record), records, num_turns=len(turns), num_blocks=blocks.num_taken)
+        end = read_header(_End, _is(END, record).header, "the end")
+        if (end.num_turns, end.num_blocks) != (len(turns), len(seen)):
+            raise BundleError("the end: it counts other turns or blocks than there are")
+        records.expect_end()
         return Bundle(
             manifest=manifest,
             session_id=turns[0].session_id if turns else new_session_id(),
             turns=turns,
             digest=records.digest,
-            num_blocks=blocks.num_taken,
+            num_blocks=len(seen),
             num_bytes=num_bytes,
         )
 
@@ -174,32 +185,13 @@ def _read_turns(records: RecordReader, manifest: Manifest) -> tuple[tuple[Turn, 
     return tuple(turns), record
 
 
-class _BlockCheck:
-    """Checks block after block: its size, its name, and that a path of the turns leads over it, once."""
-
-    def __init__(self, kv: BundleModel | None, turns: tuple[Turn, ...]) -> None:
-        self._kv = kv
-        self._seen: set[tuple[BlockKey, int]] = set()
-        self._known = References()
-        if kv is not None:
-            self._known.add(runs_of(turns, root_key(kv.fingerprint), kv.block_size))
-
-    @property
-    def num_taken(self) -> int:
-        return len(self._seen)
-
-    def take(self, record: Record) -> None:
-        if self._kv is None:
-            raise BundleError("it has blocks, and does not say of which model")
-        block = _block(record, self._kv)
-        key = block.key
-        is_full = len(block.token_ids) == self._kv.block_size
-        is_tail = not is_full and self._known.covers_tail(block.parent, block.token_ids)
-        if not is_tail and not (is_full and key in self._known.keys):
-            raise BundleError("it has a block whose tokens are in none of its turns")
-        if (key, block.group) in self._seen:
-            raise BundleError("it has one block twice")
-        self._seen.add((key, block.group))
+def _checked_name(block: BundleBlock, block_size: int, known: References) -> tuple[BlockKey, int]:
+    """Return the key and the group of a block over which a path of the turns leads."""
+    key = block.key
+    is_full = len(block.token_ids) == block_size
+    if not (key in known.keys if is_full else known.covers_tail(block.parent, block.token_ids)):
+        raise BundleError("it has a block whose tokens are in none of its turns")
+    return key, block.group
 
 
 class _Block(Struct, frozen=True):
@@ -234,13 +226,6 @@ def _is(kind: str, record: Record) -> Record:
     if record.kind != kind:
         raise BundleError(f"a {record.kind} record stands where {kind} must")
     return record
-
-
-def _check_end(record: Record, records: RecordReader, *, num_turns: int, num_blocks: int) -> None:
-    end = read_header(_End, record.header, "the end")
-    if (end.num_turns, end.num_blocks) != (num_turns, num_blocks):
-        raise BundleError("the end: it counts other turns or blocks than there are")
-    records.expect_end()
 
 
 @contextmanager

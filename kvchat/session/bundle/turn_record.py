@@ -88,27 +88,18 @@ def read_turn(
         raise BundleError(f"{place}: its token ids must be whole 32-bit numbers")
     if read.finish is Finish.PARTIAL:
         raise BundleError(f"{place}: it must have ended")
-    backend = read.backend
-    return Turn(
-        id=turn_ids[-1],
-        session_id=session_id,
-        parent_id=None if read.parent is None else turn_ids[read.parent],
-        role=read.role,
-        text=read.text,
-        reasoning=read.reasoning,
-        token_ids=tuple(from_u32le(body)) if read.has_ids else None,
-        finish=read.finish,
-        created_at=read.created_at,
-        model=read.model,
-        fingerprint=read.fingerprint,
-        tokenizer=read.tokenizer,
-        usage=Usage(**_known(read.usage, Usage)),
-        loaded=Loaded(**_known(read.loaded, Loaded)),
-        timings=Timings(**structs.asdict(read.timings)),
-        exact=read.exact,
-        starts_over=read.starts_over,
-        backend=None if backend is None else Backend(**structs.asdict(backend)),
-    )
+    values = structs.asdict(read) | {
+        "id": turn_ids[-1],
+        "session_id": session_id,
+        "parent_id": None if read.parent is None else turn_ids[read.parent],
+        "token_ids": tuple(from_u32le(body)) if read.has_ids else None,
+        "usage": Usage(**_known(read.usage, Usage)),
+        "loaded": Loaded(**_known(read.loaded, Loaded)),
+        "timings": Timings(**structs.asdict(read.timings)),
+        "backend": None if read.backend is None else Backend(**structs.asdict(read.backend)),
+    }
+    del values["parent"], values["has_ids"]
+    return Turn(**values)
 
 
 def _known(counts: Mapping[str, int | None], kind: type[Usage | Loaded]) -> dict[str, int]:

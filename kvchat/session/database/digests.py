@@ -6,8 +6,7 @@ which confirms a value among the possible ones.
 """
 
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from operator import ne
 from typing import Any
@@ -17,7 +16,6 @@ from kvchat.session.tree import MessagePart
 Row = Mapping[str, Any] | sqlite3.Row
 
 _DIGEST_BYTES = 16
-_PARTS = (MessagePart.TEXT, MessagePart.IDS, MessagePart.FACTS)
 _FACTS = (
     "session_id", "parent_id", "role", "finish", "model", "fingerprint", "tokenizer", "exact", "starts_over",
 )  # fmt: skip
@@ -34,39 +32,27 @@ PART_COLUMNS = ("id", "text", "reasoning", "token_ids", *_FACTS)
 """What the digests of a turn are taken over."""
 
 
-@dataclass(frozen=True, slots=True)
-class PartDigests:
-    """The digests of a row's parts, as they stand behind each other in its column `parts`."""
-
-    packed: bytes
-
-    @classmethod
-    def of(cls, row: Row) -> "PartDigests":
-        """Return the digests of a row's values as they are now."""
-        return cls(
-            text_digest(row["id"], row["text"], row["reasoning"])
-            + ids_digest(row["id"], row["token_ids"])
-            + _facts_digest(row)
-        )
-
-    def without(self, parts: frozenset[MessagePart]) -> bytes:
-        """Return the digests with those of some parts blank, so that nothing vouches for them."""
-        return b"".join(
-            bytes(_DIGEST_BYTES) if part in parts else self.packed[start : start + _DIGEST_BYTES]
-            for part, start in _starts()
-        )
-
-    def broken(self, written: bytes) -> frozenset[MessagePart]:
-        """Return the parts whose digests are not those that were written."""
-        return frozenset(
-            part
-            for part, start in _starts()
-            if self.packed[start : start + _DIGEST_BYTES] != written[start : start + _DIGEST_BYTES]
-        )
+def part_digests(row: Row) -> dict[MessagePart, bytes]:
+    """Return the digests of a row's parts as they are now, in the order of its column `parts`."""
+    return {
+        MessagePart.TEXT: text_digest(row["id"], row["text"], row["reasoning"]),
+        MessagePart.IDS: _ids_digest(row["id"], row["token_ids"]),
+        MessagePart.FACTS: _facts_digest(row),
+    }
 
 
-def _starts() -> Iterator[tuple[MessagePart, int]]:
-    return ((part, at * _DIGEST_BYTES) for at, part in enumerate(_PARTS))
+def broken_parts(row: Row) -> frozenset[MessagePart]:
+    """Return the parts of a row whose digests are not those that were written with them."""
+    return _other_than(row["parts"] or b"", part_digests(row))
+
+
+def _other_than(written: bytes, found: Mapping[MessagePart, bytes]) -> frozenset[MessagePart]:
+    starts = range(0, _DIGEST_BYTES * len(found), _DIGEST_BYTES)
+    return frozenset(
+        part
+        for start, (part, digest) in zip(starts, found.items(), strict=True)
+        if written[start : start + _DIGEST_BYTES] != digest
+    )
 
 
 def turn_digest(role: str, parent_id: str | None, text: str, reasoning: str, ids: bytes | None) -> bytes:
@@ -83,7 +69,7 @@ def text_digest(turn_id: str, text: str, reasoning: str) -> bytes:
     return _digest(b"kvchat.text2", turn_id, text, reasoning)
 
 
-def ids_digest(turn_id: str, ids: bytes | None) -> bytes:
+def _ids_digest(turn_id: str, ids: bytes | None) -> bytes:
     return _digest(b"kvchat.ids2", turn_id, ids)
 
 
@@ -94,7 +80,7 @@ def piece_name(turn_id: str, place: int | None) -> str:
 
 def piece_digests(name: str, text: str, reasoning: str, ids: bytes) -> bytes:
     """Return the digests of a piece's text and of its ids."""
-    return text_digest(name, text, reasoning) + ids_digest(name, ids)
+    return text_digest(name, text, reasoning) + _ids_digest(name, ids)
 
 
 def broken_in_piece(row: Row, turn_id: str) -> frozenset[MessagePart]:
@@ -104,10 +90,10 @@ def broken_in_piece(row: Row, turn_id: str) -> frozenset[MessagePart]:
         return frozenset()
     name = piece_name(turn_id, row["place"])
     found = {
-        MessagePart.TEXT: written[:_DIGEST_BYTES] == text_digest(name, row["text"], row["reasoning"]),
-        MessagePart.IDS: written[_DIGEST_BYTES:] == ids_digest(name, row["token_ids"]),
+        MessagePart.TEXT: text_digest(name, row["text"], row["reasoning"]),
+        MessagePart.IDS: _ids_digest(name, row["token_ids"]),
     }
-    return frozenset(part for part, is_right in found.items() if not is_right)
+    return _other_than(written, found)
 
 
 def with_facts(parts: bytes, row: Row) -> bytes:

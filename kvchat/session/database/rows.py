@@ -26,6 +26,9 @@ from kvchat.session.tree import (
     Verification,
 )
 
+MAY_BE_LOST = frozenset({"title", "system", "model"})
+"""Columns of a session that nothing stands for, and that must be told."""
+
 
 def session_of(row: sqlite3.Row) -> Session:
     """Return the session a row holds.
@@ -46,7 +49,7 @@ def session_of(row: sqlite3.Row) -> Session:
         namespace=row["namespace"],
         verification=_verification_of(row["verified"]),
         adapter=row["adapter"] or "",
-        lost=_lost(row),
+        lost=lost(row),
     )
 
 
@@ -66,15 +69,15 @@ def branch_of(row: sqlite3.Row) -> Branch:
     )
 
 
-def broken_in_session(row: sqlite3.Row) -> frozenset[str]:
+def broken_in_session(row: digests.Row) -> frozenset[str]:
     """Return the columns that are not what was written; a row of which nobody knows it is believed."""
     written = row["digests"]
     if written is None:
         return frozenset()
-    return digests.broken_columns(digests.SESSION_COLUMNS, row, written) - _lost(row)
+    return digests.broken_columns(digests.SESSION_COLUMNS, row, written) - lost(row)
 
 
-def broken_in_branch(row: sqlite3.Row) -> frozenset[str]:
+def broken_in_branch(row: digests.Row) -> frozenset[str]:
     written = row["digests"]
     return frozenset() if written is None else digests.broken_columns(digests.BRANCH_COLUMNS, row, written)
 
@@ -152,18 +155,14 @@ def values_of(turn: Turn, writer: str) -> dict[str, Any]:
         "writer": writer if unfinished else "",
         "repaired": int(turn.repaired),
     }
-    return values | _digests_of(values, turn)
-
-
-def _digests_of(values: dict[str, Any], turn: Turn) -> dict[str, bytes | None]:
-    parts = digests.PartDigests.of(values)
-    if turn.finish is Finish.PARTIAL:
-        return {"digest": None, "parts": parts.without(turn.broken)}
-    if turn.damaged:
-        # What was found to be damaged must not be vouched for.
-        return {"digest": b"", "parts": parts.without(turn.broken)}
-    whole = digests.turn_digest(turn.role, turn.parent_id, turn.text, turn.reasoning, values["token_ids"])
-    return {"digest": whole, "parts": parts.packed}
+    whole = digests.turn_digest(turn.role, turn.parent_id, turn.text, turn.reasoning, ids)
+    parts = digests.part_digests(values)
+    # What was found to be damaged must not be vouched for.
+    vouched = (bytes(len(digest)) if part in turn.broken else digest for part, digest in parts.items())
+    return values | {
+        "digest": None if unfinished else b"" if turn.damaged else whole,
+        "parts": b"".join(vouched),
+    }
 
 
 def session_values(session: Session) -> dict[str, Any]:
@@ -177,8 +176,9 @@ def session_values(session: Session) -> dict[str, Any]:
     return values
 
 
-def _lost(row: sqlite3.Row) -> frozenset[str]:
-    return frozenset(str(row["lost"]).split())
+def lost(row: digests.Row) -> frozenset[str]:
+    """Return the columns of a session that are empty because of damage."""
+    return MAY_BE_LOST.intersection(str(row["lost"]).split())
 
 
 def verification_json(verification: Verification | None) -> str:
@@ -223,14 +223,14 @@ def _broken(row: sqlite3.Row) -> frozenset[MessagePart]:
     if row["digest"] is None:
         if row["finish"] != Finish.PARTIAL:
             return frozenset(MessagePart)
-        return digests.PartDigests.of(row).broken(row["parts"]) if row["parts"] else frozenset()
+        return digests.broken_parts(row) if row["parts"] else frozenset()
     whole = digests.turn_digest(
         row["role"], row["parent_id"], row["text"], row["reasoning"], row["token_ids"]
     )
-    parts = row["parts"] or b""
     if whole == row["digest"]:  # then only facts that it does not cover can be others
-        return frozenset() if digests.has_its_facts(row, parts) else frozenset({MessagePart.FACTS})
-    return digests.PartDigests.of(row).broken(parts)
+        has_its_facts = digests.has_its_facts(row, row["parts"] or b"")
+        return frozenset() if has_its_facts else frozenset({MessagePart.FACTS})
+    return digests.broken_parts(row)
 
 
 def _text(value: object) -> str:

@@ -18,7 +18,7 @@ does not confirm is known for damage.
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 
@@ -27,8 +27,8 @@ from kvchat.session.database.digests import (
     BRANCH_COLUMNS,
     PART_COLUMNS,
     SESSION_COLUMNS,
-    PartDigests,
     column_digests,
+    part_digests,
     turn_digest,
 )
 from kvchat.session.database.silent_damage import DamageFound
@@ -168,8 +168,9 @@ def migrate(
         return
     connection.create_function("turn_digest", 5, turn_digest, deterministic=True)
     connection.create_function("part_digests", len(PART_COLUMNS), _part_digests, deterministic=True)
-    connection.create_function("session_digests", len(_OF_FOURTH), _session_digests, deterministic=True)
-    connection.create_function("branch_digests", len(BRANCH_COLUMNS), _branch_digests, deterministic=True)
+    for name, columns in (("session_digests", _OF_FOURTH), ("branch_digests", BRANCH_COLUMNS)):
+        function = partial(_column_digests, columns)
+        connection.create_function(name, len(columns), function, deterministic=True)
     connection.execute("BEGIN IMMEDIATE")
     try:
         _apply(connection, path, reveal, conceal)
@@ -236,15 +237,11 @@ def _apply(connection: sqlite3.Connection, path: Path, reveal: Sequence[str], co
 
 
 def _part_digests(*values: str | bytes | int | None) -> bytes:
-    return PartDigests.of(dict(zip(PART_COLUMNS, values, strict=True))).packed
+    return b"".join(part_digests(dict(zip(PART_COLUMNS, values, strict=True))).values())
 
 
-def _session_digests(*values: str | int | float | None) -> bytes:
-    return column_digests(_OF_FOURTH, dict(zip(_OF_FOURTH, values, strict=True)))
-
-
-def _branch_digests(*values: str | int | float | None) -> bytes:
-    return column_digests(BRANCH_COLUMNS, dict(zip(BRANCH_COLUMNS, values, strict=True)))
+def _column_digests(columns: Sequence[str], *values: str | int | float | None) -> bytes:
+    return column_digests(columns, dict(zip(columns, values, strict=True)))
 
 
 def _version(connection: sqlite3.Connection) -> int:

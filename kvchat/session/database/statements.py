@@ -15,7 +15,7 @@ from kvchat.session.database import rows
 from kvchat.session.database.digests import (
     BRANCH_COLUMNS,
     SESSION_COLUMNS,
-    PartDigests,
+    broken_parts,
     changed_digests,
     column_digests,
     has_its_facts,
@@ -242,8 +242,7 @@ def agrees(connection: sqlite3.Connection, turn: Turn) -> bool:
     if row is None:
         return False
     values = rows.values_of(replace(turn, damaged=False), "")
-    still_broken = PartDigests.of(values).broken(row["parts"] or b"")
-    return still_broken <= {MessagePart.TEXT} & turn.broken
+    return broken_parts(values | {"parts": row["parts"]}) <= {MessagePart.TEXT} & turn.broken
 
 
 def is_shared(connection: sqlite3.Connection, branch: Branch, turn_id: TurnId) -> bool:

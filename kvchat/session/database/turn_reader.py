@@ -54,7 +54,8 @@ class TurnReader:
         pieces = connection.execute(
             "SELECT * FROM pieces WHERE turn_num = ? ORDER BY num", (row["num"],)
         ).fetchall()
-        is_growing = self._is_being_written(turn.id, row["writer"])
+        is_own = self._writers.is_own(row["writer"])
+        is_growing = turn.id in self.writing if is_own else self._writers.is_alive(row["writer"])
         if not is_growing:
             silent_damage.refuse_hidden(connection, "pieces", "turn_num", row["num"], len(pieces))
         ids = b"".join(piece["token_ids"] for piece in pieces)
@@ -68,8 +69,3 @@ class TurnReader:
             damaged=bool(broken),
             broken=broken,
         )
-
-    def _is_being_written(self, turn_id: TurnId, writer: str) -> bool:
-        if self._writers.is_own(writer):
-            return turn_id in self.writing
-        return self._writers.is_alive(writer)

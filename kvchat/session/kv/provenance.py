@@ -3,7 +3,7 @@
 import re
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from kvchat.engine.api.namespace import Namespace
@@ -22,24 +22,17 @@ class Origin:
         cache_format: what the blocks were converted to.
         source: the format that they were computed in.
         fingerprint: in hex, that of the model with `cache_format`.
-        nonce: apart from all other conversions.
+        nonce: tells it from all other conversions.
     """
 
     cache_format: str
     source: str
     fingerprint: str
-    nonce: str
+    nonce: str = field(default_factory=lambda: secrets.token_hex(8))
 
     @property
     def namespace(self) -> str:
         return f"{self.cache_format}<-{self.source}:{self.fingerprint}:{self.nonce}"
-
-
-def new_origin(cache_format: str, source: str, fingerprint: str) -> Origin:
-    """Return a conversion that differs from every other one."""
-    return Origin(
-        cache_format=cache_format, source=source, fingerprint=fingerprint, nonce=secrets.token_hex(8)
-    )
 
 
 def origin_of(namespace: str) -> Origin | None:

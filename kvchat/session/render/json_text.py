@@ -15,6 +15,10 @@ FORMAT = "kvchat.session"
 VERSION = 1
 _NOT_WRITTEN = frozenset({"session_id", "parent_id", "stored"})
 """Of a turn."""
+_OF_SESSION = (
+    "id", "title", "system", "model", "created_at", "updated_at", "active_branch", "pinned", "imported_kv",
+    "verification",
+)  # fmt: skip
 
 
 def json_text(session: Session, branches: Sequence[Branch], turns: Sequence[Turn]) -> str:
@@ -33,19 +37,8 @@ def json_text(session: Session, branches: Sequence[Branch], turns: Sequence[Turn
 
 
 def _session_values(session: Session) -> dict[str, Any]:
-    found = session.verification
-    return {
-        "id": session.id,
-        "title": session.title,
-        "system": session.system,
-        "model": session.model,
-        "created_at": session.created_at,
-        "updated_at": session.updated_at,
-        "active_branch": session.active_branch,
-        "pinned": session.pinned,
-        "imported_kv": is_imported(session),
-        "verification": None if found is None else asdict(found),
-    }
+    values = asdict(session) | {"imported_kv": is_imported(session)}
+    return {name: values[name] for name in _OF_SESSION}
 
 
 def _turn_values(turn: Turn) -> dict[str, Any]:

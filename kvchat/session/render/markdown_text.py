@@ -165,9 +165,14 @@ _LIVE = ("html_block", "html_inline", "image")
 
 
 def _read(text: str) -> tuple[list[Token], bool]:
-    """Return a text's tokens, and whether it has a link that is none to a page, or defines one."""
+    """Return a text's tokens, and whether it has a link that is none to a page, or defines one. For HTML and
+    for a link is taken whatever some program may take for one.
+    """
+    parser = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
+    parser.validateLink = lambda url: True  # type: ignore[method-assign]
+    parser.normalizeLink = lambda url: url  # type: ignore[method-assign]
     known: dict[str, Any] = {}
-    tokens = _reader().parse(text, known)
+    tokens = parser.parse(text, known)
     links = [str(token.attrGet("href") or "") for token in _flat(tokens) if token.type == "link_open"]
     links += [definition["href"] for definition in known.get("references", {}).values()]
     return tokens, not all(map(SAFE_LINK.match, links))
@@ -177,11 +182,3 @@ def _flat(tokens: Iterable[Token]) -> Iterator[Token]:
     for token in tokens:
         yield token
         yield from token.children or ()
-
-
-def _reader() -> MarkdownIt:
-    """Return a parser that takes for HTML and for a link whatever some program may take for one."""
-    parser = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
-    parser.validateLink = lambda url: True  # type: ignore[method-assign]
-    parser.normalizeLink = lambda url: url  # type: ignore[method-assign]
-    return parser

@@ -5,7 +5,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from kvchat.platform.printable_text import clean_text, one_line
@@ -41,7 +40,9 @@ def web_page(document: Document) -> str:
 
 def answer_html(text: str) -> str:
     """Return an answer's Markdown as HTML: HTML in it is text, pictures are links, links lead to pages."""
-    parser = _parser()
+    parser = answer_parser()
+    parser.validateLink = lambda url: bool(SAFE_LINK.match(url))  # type: ignore[method-assign]
+    parser.disable("image")
     tokens = parser.parse(clean_text(text))
     return str(parser.renderer.render(list(_adapted(tokens)), parser.options, {}))
 
@@ -69,13 +70,6 @@ def _spans(kind: str, texts: Sequence[str]) -> str:
 
 def _text(text: str) -> str:
     return escape(clean_text(text).strip("\n"))
-
-
-def _parser() -> MarkdownIt:
-    parser = answer_parser()
-    parser.validateLink = lambda url: bool(SAFE_LINK.match(url))  # type: ignore[method-assign]
-    parser.disable("image")
-    return parser
 
 
 def _adapted(tokens: Iterable[Token]) -> Iterator[Token]:

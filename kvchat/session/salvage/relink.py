@@ -7,7 +7,7 @@ leads to the newest turn, and a column that a person wrote is empty and reported
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from kvchat.session.database import digests, rows, statements
@@ -28,24 +28,16 @@ from kvchat.session.tree import (
 Values = dict[str, Any]
 Leaves = Mapping[tuple[str, str], str | None]
 
-_LOST = {"title", "system", "model"}
-"""Columns of a session that nothing stands for, and that must be told."""
 _MOST_NUMBERED = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
-    """Where a turn stands, whatever became of what it says."""
+def relink(target: sqlite3.Connection, older: Leaves) -> None:
+    """Make the turns of a new database trees again, and give every turn a session, and every session a
+    branch. Runs in the caller's transaction.
 
-    num: int
-    id: str
-    session_id: str
-    parent_id: str | None
-    role: str
-
-
-def relink_turns(target: sqlite3.Connection) -> None:
-    """Make the turns of a new database trees again. Runs in the caller's transaction."""
+    Args:
+        older: where branches led earlier, by session and name, for those that a digest proves nothing about.
+    """
     damaged = [dict(row) for row in target.execute("SELECT * FROM turns") if not rows.is_whole("turns", row)]
     for values in damaged:
         _put_back_id(target, values)
@@ -53,6 +45,8 @@ def relink_turns(target: sqlite3.Connection) -> None:
     _mark_missing_turns(target)
     _put_in_order(target)
     _return_pieces(target)
+    _repair_branches(target, older)
+    _repair_sessions(target)
 
 
 def _put_back_id(target: sqlite3.Connection, values: Values) -> None:
@@ -74,23 +68,23 @@ def _put_back_facts(target: sqlite3.Connection, values: Values) -> None:
     """Find what a turn's facts were, or at least a parent, so that the turns before it are not hidden."""
     if MessagePart.FACTS not in _broken_parts(values):
         return
-    others = [row for row in _places(target) if row.num != values["num"]]
+    others = [row for row in _places(target) if row["num"] != values["num"]]
     for change in _facts(values, others):
         if digests.has_its_facts(values | change, values["parts"] or b""):
             _change_turn(target, values, **change, repaired=1)
             return
-    known = {one.id for one in others}
+    known = {one["id"] for one in others}
     if values["parent_id"] not in known:
         parent_id = _end_before(target, values["session_id"], values["num"], values["role"])
         _change_turn(target, values, parent_id=parent_id)
 
 
-def _facts(values: Values, others: Sequence[_Place]) -> Iterator[Values]:
+def _facts(values: Values, others: Sequence[sqlite3.Row]) -> Iterator[Values]:
     """Yield each single change of a fact to a value that it can have had."""
-    sessions = {one.session_id for one in others}
+    sessions = {one["session_id"] for one in others}
     yield from ({"session_id": session_id} for session_id in sessions)
     yield {"parent_id": None}
-    yield from ({"parent_id": one.id} for one in others)
+    yield from ({"parent_id": one["id"]} for one in others)
     yield from ({"role": role.value} for role in Role)
     yield from ({"finish": finish.value} for finish in Finish)
     yield from ({name: flag} for name in ("exact", "starts_over") for flag in (0, 1))
@@ -99,11 +93,11 @@ def _facts(values: Values, others: Sequence[_Place]) -> Iterator[Values]:
 def _mark_missing_turns(target: sqlite3.Connection) -> None:
     """Put a damaged turn without words where others say that one was."""
     places = _places(target)
-    known = {one.id for one in places}
+    known = {one["id"] for one in places}
     for child in places:
-        if child.parent_id is not None and child.parent_id not in known:
-            known.add(child.parent_id)
-            _insert_marker(target, child.parent_id, child.session_id, child)
+        if child["parent_id"] is not None and child["parent_id"] not in known:
+            known.add(child["parent_id"])
+            _insert_marker(target, child["parent_id"], child["session_id"], child)
     for branch in target.execute("SELECT * FROM branches").fetchall():
         leaf_id = branch["leaf_id"]
         if leaf_id is not None and leaf_id not in known and rows.is_whole("branches", branch):
@@ -111,14 +105,18 @@ def _mark_missing_turns(target: sqlite3.Connection) -> None:
             _insert_marker(target, leaf_id, branch["session_id"], None)
 
 
-def _insert_marker(target: sqlite3.Connection, turn_id: str, session_id: str, child: _Place | None) -> None:
+def _insert_marker(
+    target: sqlite3.Connection, turn_id: str, session_id: str, child: sqlite3.Row | None
+) -> None:
     places = _places(target)
-    taken = {one.num for one in places}
+    taken = {one["num"] for one in places}
     last = max(taken, default=0)
-    below = child.num if child is not None else last + 1
-    free = (num for num in range(child.num - 1, 0, -1) if num not in taken) if child is not None else iter(())
+    below = child["num"] if child is not None else last + 1
+    free = (
+        (num for num in range(child["num"] - 1, 0, -1) if num not in taken) if child is not None else iter(())
+    )
     num = next(free, last + 1)
-    role = Role.USER if child is not None and child.role == Role.ASSISTANT else Role.ASSISTANT
+    role = Role.USER if child is not None and child["role"] == Role.ASSISTANT else Role.ASSISTANT
     parent_id = _end_before(target, session_id, below, role)
     turn = Turn(
         id=TurnId(turn_id),
@@ -139,12 +137,12 @@ def _insert_marker(target: sqlite3.Connection, turn_id: str, session_id: str, ch
 def _put_in_order(target: sqlite3.Connection) -> None:
     """Number the turns anew if one stands before its parent, as after damage to a number."""
     places = _places(target)
-    nums = {one.id: one.num for one in places}
-    if all(one.parent_id is None or nums.get(one.parent_id, 0) < one.num for one in places):
+    nums = {one["id"]: one["num"] for one in places}
+    if all(one["parent_id"] is None or nums.get(one["parent_id"], 0) < one["num"] for one in places):
         return
     order = _parents_first(places)
-    above = max(one.num for one in places)
-    _number(target, {one.num: above + number for number, one in enumerate(order, start=1)})
+    above = max(one["num"] for one in places)
+    _number(target, {one["num"]: above + number for number, one in enumerate(order, start=1)})
     _number(target, {above + number: number for number in range(1, len(order) + 1)})
     if target.execute("SELECT 1 FROM main.sqlite_master WHERE name = 'turns_fts'").fetchone():
         target.execute("INSERT INTO turns_fts (turns_fts) VALUES ('rebuild')")
@@ -158,17 +156,17 @@ def _number(target: sqlite3.Connection, nums: Mapping[int, int]) -> None:
         target.execute("UPDATE turns SET num = ? WHERE num = ?", (becomes, was))
 
 
-def _parents_first(places: Sequence[_Place]) -> list[_Place]:
+def _parents_first(places: Sequence[sqlite3.Row]) -> list[sqlite3.Row]:
     """Return turns in an order in which parents come first; one that is its own forebear comes last."""
-    waiting: dict[str | None, list[_Place]] = {}
-    known = {one.id for one in places}
+    waiting: dict[str | None, list[sqlite3.Row]] = {}
+    known = {one["id"] for one in places}
     for one in places:
-        waiting.setdefault(one.parent_id if one.parent_id in known else None, []).append(one)
-    order: list[_Place] = []
+        waiting.setdefault(one["parent_id"] if one["parent_id"] in known else None, []).append(one)
+    order: list[sqlite3.Row] = []
     due = waiting.pop(None, [])[::-1]
     while due:
         order.append(one := due.pop())
-        due += waiting.pop(one.id, [])[::-1]
+        due += waiting.pop(one["id"], [])[::-1]
     return order + [one for group in waiting.values() for one in group]
 
 
@@ -189,10 +187,10 @@ def _move_piece(target: sqlite3.Connection, piece: sqlite3.Row, turn_num: int) -
     statements.insert(target, "pieces", {**dict(piece), "turn_num": turn_num})
 
 
-def _broken_parts(values: Values) -> set[MessagePart]:
+def _broken_parts(values: Values) -> frozenset[MessagePart]:
     if values["finish"] == Finish.PARTIAL and not values["parts"]:
-        return set()
-    return set(digests.PartDigests.of(values).broken(values["parts"] or b""))
+        return frozenset()
+    return digests.broken_parts(values)
 
 
 def _change_turn(target: sqlite3.Connection, values: Values, **change: object) -> None:
@@ -201,9 +199,9 @@ def _change_turn(target: sqlite3.Connection, values: Values, **change: object) -
     target.execute(f"UPDATE turns SET {assignments} WHERE num = ?", (*change.values(), values["num"]))
 
 
-def _places(target: sqlite3.Connection) -> list[_Place]:
-    found = target.execute("SELECT num, id, session_id, parent_id, role FROM turns ORDER BY num")
-    return [_Place(**dict(row)) for row in found]
+def _places(target: sqlite3.Connection) -> list[sqlite3.Row]:
+    """Return where each turn stands, whatever became of what it says."""
+    return target.execute("SELECT num, id, session_id, parent_id, role FROM turns ORDER BY num").fetchall()
 
 
 def _end_before(target: sqlite3.Connection, session_id: str, num: int, role: str) -> str | None:
@@ -212,9 +210,11 @@ def _end_before(target: sqlite3.Connection, session_id: str, num: int, role: str
     Words of another branch must not come to stand before a turn.
     """
     leaves = {row["leaf_id"] for row in target.execute("SELECT leaf_id FROM branches")}
-    places = [one for one in _places(target) if one.session_id == session_id]
-    taken = leaves | {one.parent_id for one in places}
-    ends = [one.id for one in places if one.num < num and one.role != role and one.id not in taken]
+    places = [one for one in _places(target) if one["session_id"] == session_id]
+    taken = leaves | {one["parent_id"] for one in places}
+    ends = [
+        one["id"] for one in places if one["num"] < num and one["role"] != role and one["id"] not in taken
+    ]
     return ends[0] if len(ends) == 1 else None
 
 
@@ -224,16 +224,6 @@ def _referenced_ids(target: sqlite3.Connection) -> set[str]:
 
 
 # Sessions and branches
-
-
-def relink_sessions(target: sqlite3.Connection, older: Leaves) -> None:
-    """Give every turn a session, and every session a branch. Runs in the caller's transaction.
-
-    Args:
-        older: where branches led earlier, by session and name, for those that a digest proves nothing about.
-    """
-    _repair_branches(target, older)
-    _repair_sessions(target)
 
 
 def _repair_branches(target: sqlite3.Connection, older: Leaves) -> None:
@@ -255,11 +245,8 @@ def _repair_branches(target: sqlite3.Connection, older: Leaves) -> None:
             _insert_branch(target, main)
 
 
-def _broken_branch(values: Values) -> set[str]:
-    unset = {name for name in ("session_id", "name") if not isinstance(values[name], str)}
-    if values["digests"] is None:
-        return unset
-    return unset | digests.broken_columns(BRANCH_COLUMNS, values, values["digests"])
+def _broken_branch(values: Values) -> frozenset[str]:
+    return rows.broken_in_branch(values).union(_unset(values, "session_id", "name"))
 
 
 def _repaired_branch(
@@ -356,14 +343,14 @@ def _begin_session(target: sqlite3.Connection, session_id: SessionId) -> None:
         created_at=created_at,
         updated_at=created_at,
         active_branch=_branch_names(target, session_id)[0],
-        lost=frozenset(_LOST),
+        lost=rows.MAY_BE_LOST,
     )
     statements.insert_session(target, session)
 
 
 def _repaired_session(target: sqlite3.Connection, values: Values) -> Values:
     """Return a session's columns with each damaged one as it was, or with what may stand in its place."""
-    broken, lost = _broken_session(values), set(str(values["lost"]).split()) & _LOST
+    broken, lost = _broken_session(values), rows.lost(values)
     for column in broken:
         candidates = list(_candidates(target, values["id"], column))
         for candidate in candidates:
@@ -372,7 +359,7 @@ def _repaired_session(target: sqlite3.Connection, values: Values) -> Values:
                 break
         else:
             values[column] = _placeholder(values["id"]) if column == "title" else candidates[0]
-            lost |= {column} & _LOST
+            lost |= {column} & rows.MAY_BE_LOST
     known = {column: values[column] for column in SESSION_COLUMNS if column not in lost}
     signed = values["digests"] or bytes(8 * len(SESSION_COLUMNS))
     values["digests"] = digests.changed_digests(SESSION_COLUMNS, signed, values["id"], known)
@@ -412,10 +399,11 @@ def _placeholder(session_id: str) -> str:
     return f"recovered {session_id}"
 
 
-def _broken_session(values: Values) -> set[str]:
-    texts = ("id", "title", "system", "model", "active_branch", "namespace")
-    unset = {name for name in texts if not isinstance(values[name], str)}
-    if values["digests"] is None:
-        return unset
-    lost = _LOST.intersection(str(values["lost"]).split())
-    return unset | digests.broken_columns(SESSION_COLUMNS, values, values["digests"]).difference(lost)
+def _broken_session(values: Values) -> frozenset[str]:
+    unset = _unset(values, "id", "title", "system", "model", "active_branch", "namespace")
+    return rows.broken_in_session(values).union(unset)
+
+
+def _unset(values: Values, *columns: str) -> Iterator[str]:
+    """Yield those of some columns that hold no text."""
+    return (column for column in columns if not isinstance(values[column], str))

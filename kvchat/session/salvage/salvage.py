@@ -27,7 +27,7 @@ from kvchat.session.database.plain_tables import Tables
 from kvchat.session.database.silent_damage import damage_mark
 from kvchat.session.salvage import log_repair
 from kvchat.session.salvage.log_repair import PAGE_BYTES
-from kvchat.session.salvage.relink import relink_sessions, relink_turns
+from kvchat.session.salvage.relink import relink
 
 _TABLES = ("sessions", "branches", "turns", "pieces")
 # What every database of kvchat begins with: SQLite's name, page size, journal, and limits of the format.
@@ -235,8 +235,7 @@ def _collect(target: sqlite3.Connection, tables: Tables, sources: list[_Source])
                             _insert(target, stored, row, columns[table])
                         elif table == "branches" and is_whole:
                             older.setdefault((row["session_id"], row["name"]), row["leaf_id"])
-    relink_turns(target)
-    relink_sessions(target, older)
+    relink(target, older)
     target.execute("COMMIT")
 
 

@@ -97,41 +97,28 @@ class ChatTemplate:
         plain = (_PLAIN_WARNING,) if self.is_plain else ()
         return plain if self._takes_system else (*plain, _MERGED_WARNING)
 
-    def opening(self, system: str, text: str, *, now: datetime = _EPOCH) -> list[int]:
-        """Return the ids of a conversation's first question, everything before it included.
-
-        Args:
-            now: what the template is told the time is; give the conversation's start.
-        """
-        history = [Message(SYSTEM, system)] if system else []
-        return self.whole(history, text, now=now)
-
     def whole(self, history: Sequence[Message], text: str, *, now: datetime = _EPOCH) -> list[int]:
         """Return the ids of a whole conversation rendered from its texts, a new question last.
 
-        For a past that has no ids, or another tokenizer's; where there are ids, use `following`.
+        For a first question, and a past that has no ids, or another tokenizer's; where there are ids, use
+        `following`.
+
+        Args:
+            now: what the template is told the time is; give the conversation's start.
         """
         rendered = self._rendered([*history, Message(Role.USER, text)], now)
         leading = list(self.tokenizer.leading_ids) if self.is_plain else []
         return leading + self.tokenizer.encode(rendered)
 
     def following(
-        self,
-        history: Sequence[Message],
-        text: str,
-        *,
-        closed: bool,
-        ended_with: str = "",
-        now: datetime = _EPOCH,
+        self, history: Sequence[Message], text: str, answer_ids: Sequence[int], *, now: datetime = _EPOCH
     ) -> list[int]:
         """Return the ids that put a question behind an existing answer: glue, question, opening of the
-        answer.
+        answer. An end of turn, or a stop string, that was sampled behind the answer's text is not repeated.
 
         Args:
             history: the messages so far, an answer last.
-            closed: the answer's ids end with an end-of-turn id, so the glue must not bring another.
-            ended_with: raw text that was sampled behind the answer's text (a stop string); it is not
-                repeated.
+            answer_ids: that answer's.
 
         Raises:
             UnsupportedModel: the template leaves out earlier answers, so nothing can be put behind them.
@@ -139,11 +126,11 @@ class ChatTemplate:
         assert history
         assert history[-1].role == Role.ASSISTANT
         behind = self._behind_answer(history, text, now)
-        end = self._end_at_start(behind) if closed else ""
-        if end:
-            return self.tokenizer.encode(behind.lstrip()[len(end) :], after=end)
-        repeated = num_common(ended_with, behind)
-        return self.tokenizer.encode(behind[repeated:])
+        if not self.is_closed(answer_ids):
+            ended_with = self._ended_with(answer_ids, history[-1].content)
+            return self.tokenizer.encode(behind[num_common(ended_with, behind) :])
+        end = self._end_at_start(behind)
+        return self.tokenizer.encode(behind.lstrip()[len(end) :] if end else behind, after=end)
 
     def history_rewrite(self, history: Sequence[Message]) -> str | None:
         """Say where the template shows the model another past than it saw, once a further question comes.
@@ -163,7 +150,7 @@ class ChatTemplate:
         """Return whether an answer's ids end with an end-of-turn id."""
         return bool(token_ids) and token_ids[-1] in self.end_ids
 
-    def ended_with(self, token_ids: Sequence[int], text: str) -> str:
+    def _ended_with(self, token_ids: Sequence[int], text: str) -> str:
         """Return the raw text that an answer's ids hold behind the text that was shown."""
         raw = self.tokenizer.decode(token_ids, keep_control=True)
         at = raw.rfind(text) if text else 0
@@ -186,10 +173,13 @@ class ChatTemplate:
         stream.resume(so_far)
         return stream
 
-    def stop_matcher(self, prompt_ids: Sequence[int], so_far: Sequence[int] = ()) -> StopStrings | None:
-        """Return the matcher of this template's stop strings for a request; None where it has none."""
-        stream = self.stream(prompt_ids, so_far)
-        return StopStrings(stream, len(prompt_ids)) if self.stop_strings else None
+    def stop_matcher(
+        self, prompt_ids: Sequence[int], so_far: Sequence[int] = (), *, stops: Sequence[str] | None = None
+    ) -> StopStrings | None:
+        """Return the matcher for a request of the stop strings that `stream` takes; None without any."""
+        if not (self.stop_strings if stops is None else stops):
+            return None
+        return StopStrings(self.stream(prompt_ids, so_far, stops=stops), len(prompt_ids))
 
     def _opens_reasoning(self, prompt_ids: Sequence[int]) -> bool:
         think = self.tokenizer.think_ids

@@ -73,13 +73,9 @@ def question_ids(
     """Return the ids that a question adds behind a path, or the whole conversation's where it starts over."""
     # Frozen per conversation: a template that tells the date must not change the past.
     now = calendar(session.created_at)
-    if not path:
-        return template.opening(session.system, text, now=now)
     messages = history(session, path)
-    if starts_over:
+    if starts_over or not path:
         return template.whole(messages, text, now=now)
     last = path[-1]
     answer_ids = (last.token_ids or ()) if last.role is Role.ASSISTANT else ()
-    closed = template.is_closed(answer_ids)
-    ended_with = "" if closed else template.ended_with(answer_ids, last.text)
-    return template.following(messages, text, closed=closed, ended_with=ended_with, now=now)
+    return template.following(messages, text, answer_ids, now=now)

@@ -44,10 +44,11 @@ def read(tmp_path: Path, value: object) -> tuple[list[ForeignConversation], int]
 
 def stored(tmp_path: Path, transcript: ForeignConversation) -> list[list[tuple[str, str]]]:
     """Adopt a transcript and return the paths of its branches, the active one first."""
+    _, branches, _ = transcript
     store = SessionStore(tmp_path / "sessions.db")
-    session = store.adopt(transcript.session, transcript.branches, transcript.turns)
-    assert session.active_branch == transcript.branches[0].name
-    paths = [store.turns_to(branch.leaf_id) for branch in transcript.branches]
+    session = store.adopt(*transcript)
+    assert session.active_branch == branches[0].name
+    paths = [store.turns_to(branch.leaf_id) for branch in branches]
     store.close()
     return [[(turn.role.value, turn.text) for turn in path] for path in paths]
 
@@ -64,13 +65,13 @@ def test_a_chatgpt_conversation_keeps_its_branches_and_the_one_on_screen_is_acti
         a3=("q2", "assistant", "Home."),
     )
     (transcript,), skipped = read(tmp_path, [export])
-    assert (transcript.session.title, transcript.session.system, skipped) == ("Trip", "Be brief.", 0)
+    assert (transcript[0].title, transcript[0].system, skipped) == ("Trip", "Be brief.", 0)
     begin = [("user", "Where to?"), ("assistant", "Oslo."), ("user", "And then?")]
     assert stored(tmp_path, transcript) == [
         [*begin, ("assistant", "Bergen.")],
         [*begin, ("assistant", "Home.")],
     ]
-    assert all(turn.token_ids is None and not turn.exact for turn in transcript.turns)
+    assert all(turn.token_ids is None and not turn.exact for turn in transcript[2])
 
 
 def test_what_one_speaker_says_in_pieces_becomes_one_message(tmp_path: Path) -> None:
@@ -87,7 +88,7 @@ def test_what_one_speaker_says_in_pieces_becomes_one_message(tmp_path: Path) -> 
         ("user", "Look it up."),
         ("assistant", "Searching.\n\nFound it."),
     ]
-    assert transcript.turns[-1].role is Role.USER
+    assert transcript[2][-1].role is Role.USER
 
 
 def test_llm_logs_become_one_session_per_conversation_oldest_message_first(tmp_path: Path) -> None:
@@ -104,10 +105,10 @@ def test_llm_logs_become_one_session_per_conversation_oldest_message_first(tmp_p
         for number, name in ((3, "x"), (2, "y"), (1, "x"))
     ]
     (first, second), _ = read(tmp_path, records)
-    assert [first.session.title, second.session.title] == ["about x", "about y"]
-    assert first.session.system == "Be brief."
-    assert [turn.text for turn in first.turns] == ["x question 1", "answer 1", "x question 3", "answer 3"]
-    assert [turn.text for turn in second.turns] == ["y question 2", "answer 2"]
+    assert [first[0].title, second[0].title] == ["about x", "about y"]
+    assert first[0].system == "Be brief."
+    assert [turn.text for turn in first[2]] == ["x question 1", "answer 1", "x question 3", "answer 3"]
+    assert [turn.text for turn in second[2]] == ["y question 2", "answer 2"]
 
 
 def test_one_strange_conversation_keeps_no_other_out_and_is_counted(tmp_path: Path) -> None:
@@ -115,7 +116,7 @@ def test_one_strange_conversation_keeps_no_other_out_and_is_counted(tmp_path: Pa
     loop = chatgpt("a", a=("b", "user", "x"), b=("a", "user", "y"))
     empty = chatgpt("a", a=(None, None, ""))
     found, skipped = read(tmp_path, [loop, good, empty, {"mapping": 7}, {"mapping": {"a": 7}}])
-    assert [transcript.session.title for transcript in found] == ["Trip"]
+    assert [session.title for session, _, _ in found] == ["Trip"]
     assert skipped == 4
 
 
@@ -141,8 +142,8 @@ def test_a_file_of_no_known_form_is_refused(tmp_path: Path, text: str, reason: s
 def test_text_that_steers_a_terminal_is_kept_as_text_and_titles_are_one_line(tmp_path: Path) -> None:
     export = chatgpt("q", title="\x1b[2Ja\nb", q=(None, "user", "\x1b[31mred"))
     (transcript,), _ = read(tmp_path, [export])
-    assert transcript.session.title == "[2Ja b"
-    assert transcript.turns[0].text == "\x1b[31mred"
+    assert transcript[0].title == "[2Ja b"
+    assert transcript[2][0].text == "\x1b[31mred"
 
 
 @pytest.mark.parametrize("current", ["a0", "a1"])

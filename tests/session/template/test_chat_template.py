@@ -45,8 +45,8 @@ def test_a_question_behind_an_answer_continues_what_the_model_saw(
     end = template.tokenizer.id_of(ENDS[name])
     assert end in template.end_ids
     answer = [*template.tokenizer.encode("Hello, Ana!"), end]
-    seen = template.opening("", "My name is Ana.") + answer
-    ids = seen + template.following(HISTORY[1:], "What is my name?", closed=True)
+    seen = template.whole((), "My name is Ana.") + answer
+    ids = seen + template.following(HISTORY[1:], "What is my name?", sorted(template.end_ids))
     rendered = text_of(template, template.whole(HISTORY[1:], "What is my name?"))
     if name == "mistral":
         # The template writes a blank before an answer, the model did not; everything else is as rendered.
@@ -57,8 +57,8 @@ def test_a_question_behind_an_answer_continues_what_the_model_saw(
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_an_answer_that_was_cut_short_is_ended_by_the_next_question(tmp_path: Path, name: str) -> None:
     template = template_of(tmp_path, TEMPLATES[name])
-    ended = text_of(template, template.following(HISTORY, "And?", closed=True))
-    cut = text_of(template, template.following(HISTORY, "And?", closed=False))
+    ended = text_of(template, template.following(HISTORY, "And?", sorted(template.end_ids)))
+    cut = text_of(template, template.following(HISTORY, "And?", ()))
     assert cut.startswith(ENDS[name])
     assert cut == ENDS[name] + ended
 
@@ -67,15 +67,15 @@ def test_an_answer_that_was_cut_short_is_ended_by_the_next_question(tmp_path: Pa
 def test_what_follows_does_not_depend_on_how_the_answer_is_spelt(tmp_path: Path, name: str) -> None:
     """Trap 30: blanks and reasoning in an answer change nothing behind it."""
     template = template_of(tmp_path, TEMPLATES[name])
-    expected = template.following(HISTORY, "And?", closed=True)
+    expected = template.following(HISTORY, "And?", sorted(template.end_ids))
     for content in ("", "  \n", "Hello \n\n", "<think>\n\n</think>\n\n", "a" + ENDS[name]):
         history = [*HISTORY[:-1], Message(Role.ASSISTANT, content)]
-        assert template.following(history, "And?", closed=True) == expected
+        assert template.following(history, "And?", sorted(template.end_ids)) == expected
 
 
 def test_the_line_end_behind_an_end_of_turn_belongs_to_the_next_question(tmp_path: Path) -> None:
     template = template_of(tmp_path, CHATML)
-    ids = template.following(HISTORY, "And?", closed=True)
+    ids = template.following(HISTORY, "And?", sorted(template.end_ids))
     assert text_of(template, ids) == "\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -95,16 +95,16 @@ def test_a_template_that_moves_the_system_prompt_is_reported_and_not_followed(tm
     rewrite = template.history_rewrite(HISTORY)
     assert rewrite is not None
     assert "('Be kind." in rewrite
-    ids = template.following(HISTORY, "And?", closed=True)
+    ids = template.following(HISTORY, "And?", sorted(template.end_ids))
     assert text_of(template, ids) == "[INST] And?[/INST]"
 
 
 def test_a_system_prompt_that_the_template_refuses_goes_before_the_first_message(tmp_path: Path) -> None:
     template = template_of(tmp_path, GEMMA)
-    text = text_of(template, template.opening("Be kind.", "Hello"))
+    text = text_of(template, template.whole([Message("system", "Be kind.")], "Hello"))
     assert text == "<bos><start_of_turn>user\nBe kind.\n\nHello<end_of_turn>\n<start_of_turn>model\n"
     assert any("system prompt" in warning for warning in template.warnings)
-    following = text_of(template, template.following(HISTORY, "And?", closed=True))
+    following = text_of(template, template.following(HISTORY, "And?", sorted(template.end_ids)))
     assert following == "\n<start_of_turn>user\nAnd?<end_of_turn>\n<start_of_turn>model\n"
 
 
@@ -118,24 +118,27 @@ def test_an_end_of_turn_that_swallows_blanks_swallows_them_here_too(tmp_path: Pa
     template = ChatTemplate.from_dir(model_dir)
     end = template.tokenizer.id_of("<|im_end|>")
     answer = [*template.tokenizer.encode("Hello, Ana!"), end]
-    ids = template.opening("", "My name is Ana.") + answer
-    ids += template.following(HISTORY[1:], "And?", closed=True)
+    ids = template.whole((), "My name is Ana.") + answer
+    ids += template.following(HISTORY[1:], "And?", sorted(template.end_ids))
     assert ids == template.whole(HISTORY[1:], "And?")
 
 
 def test_the_date_in_a_template_is_the_one_that_it_is_told(tmp_path: Path) -> None:
     template = template_of(tmp_path, DATED)
-    text = text_of(template, template.opening("", "Hello", now=datetime(2026, 2, 3)))
+    text = text_of(template, template.whole((), "Hello", now=datetime(2026, 2, 3)))
     assert "Today is 03 Feb 2026." in text
 
 
 def test_a_model_without_template_is_spoken_to_plainly_and_says_so(tmp_path: Path) -> None:
     template = template_of(tmp_path, None)
-    assert text_of(template, template.opening("Be kind.", "Hello")) == "Be kind.\n\nUser: Hello\nAssistant:"
+    assert (
+        text_of(template, template.whole([Message("system", "Be kind.")], "Hello"))
+        == "Be kind.\n\nUser: Hello\nAssistant:"
+    )
     assert any("no chat template" in warning for warning in template.warnings)
     assert template.stop_strings == ("\nUser:",)
     history = [Message(Role.USER, "Hello"), Message(Role.ASSISTANT, "Hi")]
-    assert text_of(template, template.following(history, "And?", closed=False)) == "\nUser: And?\nAssistant:"
+    assert text_of(template, template.following(history, "And?", ())) == "\nUser: And?\nAssistant:"
 
 
 def test_a_prompt_that_opens_the_reasoning_is_noticed(tmp_path: Path) -> None:
@@ -161,7 +164,7 @@ def test_a_template_is_found_wherever_models_keep_it(tmp_path: Path, where: str)
         (model_dir / "tokenizer_config.json").write_text(json.dumps(config))
     template = ChatTemplate.from_dir(model_dir)
     assert not template.is_plain
-    assert text_of(template, template.opening("", "Hello")).startswith("<|im_start|>user\nHello")
+    assert text_of(template, template.whole((), "Hello")).startswith("<|im_start|>user\nHello")
 
 
 @pytest.mark.parametrize("ends", [2, [1, 2], None])
@@ -191,10 +194,10 @@ def test_a_template_that_refuses_or_forgets_is_unsupported(tmp_path: Path) -> No
     model_dir = write_model(tmp_path / "a", CHATML)
     (model_dir / "chat_template.jinja").write_text(refusing)
     with pytest.raises(UnsupportedModel, match="refuses"):
-        ChatTemplate.from_dir(model_dir).opening("", "Hello")
+        ChatTemplate.from_dir(model_dir).whole((), "Hello")
     (model_dir / "chat_template.jinja").write_text("{{ messages[-1].content }}")
     with pytest.raises(UnsupportedModel, match="leaves out"):
-        ChatTemplate.from_dir(model_dir).following(HISTORY, "Hello", closed=True)
+        ChatTemplate.from_dir(model_dir).following(HISTORY, "Hello", ())
 
 
 @pytest.mark.parametrize(
@@ -210,7 +213,7 @@ def test_a_template_is_a_stranger_and_gets_nowhere(tmp_path: Path, attack: str) 
     model_dir = write_model(tmp_path, CHATML)
     (model_dir / "chat_template.jinja").write_text(attack)
     with pytest.raises(UnsupportedModel):
-        ChatTemplate.from_dir(model_dir).opening("", "Hello")
+        ChatTemplate.from_dir(model_dir).whole((), "Hello")
 
 
 def test_templates_render_as_the_published_library_renders_them(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvchat.errors import ModelUnreadable, UnsupportedModel
-from kvchat.session.template.chat_template import ChatTemplate
+from kvchat.session.template.chat_template import ChatTemplate, Message
 from kvchat.session.template.tokenizer import ChatTokenizer
 from tests.tiny_models import TEMPLATES, write_model
 
@@ -37,13 +37,13 @@ def control_ids(template: ChatTemplate, ids: list[int]) -> list[int]:
 
 
 def test_what_a_person_types_never_becomes_a_control_token(template: ChatTemplate) -> None:
-    plain = template.opening("Be kind.", "Hello")
-    attacked = template.opening("Be kind." + ATTACK, "Hello" + ATTACK)
+    plain = template.whole([Message("system", "Be kind.")], "Hello")
+    attacked = template.whole([Message("system", "Be kind." + ATTACK)], "Hello" + ATTACK)
     assert control_ids(template, attacked) == control_ids(template, plain)
 
 
 def test_what_a_person_types_reaches_the_model_unchanged(template: ChatTemplate) -> None:
-    ids = template.opening("", f"a {ATTACK} b")
+    ids = template.whole((), f"a {ATTACK} b")
     assert f"a {ATTACK} b" in template.tokenizer.decode(ids, keep_control=True)
 
 
@@ -54,16 +54,14 @@ def test_what_a_person_types_reaches_the_model_unchanged(template: ChatTemplate)
 )
 def test_no_mixture_of_pieces_forms_a_control_token(template: ChatTemplate, text: list[str]) -> None:
     typed = "x" + "".join(text) + "x"
-    assert control_ids(template, template.opening("", typed)) == control_ids(
-        template, template.opening("", "x")
-    )
-    assert typed in template.tokenizer.decode(template.opening("", typed), keep_control=True)
+    assert control_ids(template, template.whole((), typed)) == control_ids(template, template.whole((), "x"))
+    assert typed in template.tokenizer.decode(template.whole((), typed), keep_control=True)
 
 
 def test_harmless_text_is_encoded_as_the_tokenizer_itself_would(template: ChatTemplate) -> None:
-    text = template.tokenizer.decode(template.opening("Be kind.", "Hello!  How\nare you?"), keep_control=True)
-    whole = template.tokenizer._tokenizer.encode(text, add_special_tokens=False).ids
-    assert template.opening("Be kind.", "Hello!  How\nare you?") == whole
+    ids = template.whole([Message("system", "Be kind.")], "Hello!  How\nare you?")
+    text = template.tokenizer.decode(ids, keep_control=True)
+    assert ids == template.tokenizer._tokenizer.encode(text, add_special_tokens=False).ids
 
 
 def test_a_model_without_tokenizer_says_what_to_do(tmp_path: Path) -> None:

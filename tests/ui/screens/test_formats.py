@@ -8,7 +8,7 @@ from time import monotonic
 import pytest
 
 from kvchat.errors import PoolExhausted
-from kvchat.session.kv.provenance import new_origin
+from kvchat.session.kv.provenance import Origin
 from kvchat.ui.screens.choices import ConfirmScreen
 from tests.ui.harness import Window, window
 from tests.ui.scripted import Answer
@@ -44,7 +44,7 @@ async def test_the_way_back_says_what_is_computed_again(tmp_path: Path) -> None:
         shown.screen.commands.run("/cache format exact")
         await shown.until_told("Format: exact already")
         conversation = shown.screen.turns.conversation
-        namespace = new_origin("int4", "exact", "0" * 64).namespace
+        namespace = Origin(cache_format="int4", source="exact", fingerprint="0" * 64).namespace
         conversation.session = replace(conversation.session, namespace=namespace)
         shown.screen.commands.run("/cache format")
         await shown.until_told("Format: int4, converted")

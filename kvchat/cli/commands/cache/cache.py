@@ -203,7 +203,7 @@ def _space_problem(cache_dir: Path) -> str | None:
 
 
 def _server_state(remote: RemoteSettings) -> _ServerState | None:
-    """Ask the server, if one answers; it is given up if nobody answers for 10 seconds, or it is silent for 5.
+    """Ask the server, if one answers; it is given up if nobody answers for 10 seconds, or it takes over 5.
 
     Raises:
         UsageError, ConfigError: the address or the key's file is none.

@@ -24,7 +24,7 @@ from kvchat.engine.api.loss import GaugeReport
 from kvchat.engine.models.known_fingerprints import layouts_of, recall
 from kvchat.errors import CacheError, UsageError
 from kvchat.session.kv.block_references import leaf_paths
-from kvchat.session.kv.provenance import Origin, new_origin, origin_of
+from kvchat.session.kv.provenance import Origin, origin_of
 from kvchat.session.tree import Session, Turn, answer_positions, path_token_ids
 from kvchat.text.figures import bytes_text, plural
 
@@ -93,7 +93,7 @@ def _convert(options: ConvertOptions, work: _Work, wanted: str, status: Status) 
     if options.dry_run or not (is_sure or typer.confirm("convert it?", err=True)):
         _tell(options, work.session, report, None)
         return None if options.dry_run else 1
-    origin = new_origin(wanted, EXACT, converter.target.fingerprint.hex())
+    origin = Origin(cache_format=wanted, source=EXACT, fingerprint=converter.target.fingerprint.hex())
     done = _written(work, converter, origin, status)
     _tell(options, work.session, report, done)
     return None

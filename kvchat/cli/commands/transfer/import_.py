@@ -157,10 +157,10 @@ class Importer:
         """
         if isinstance(source, BundleFile):
             return [self._bring_bundle(source)]
-        adopted = self._store.adopt_all((one.session, one.branches, one.turns) for one in source)
+        adopted = self._store.adopt_all(source)
         return [
-            Imported(session=session, num_turns=len(one.turns), num_tokens=0)
-            for session, one in zip(adopted, source, strict=True)
+            Imported(session=session, num_turns=len(turns), num_tokens=0)
+            for session, (_, _, turns) in zip(adopted, source, strict=True)
         ]
 
     def _bring_bundle(self, source: BundleFile) -> Imported:

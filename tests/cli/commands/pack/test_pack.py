@@ -10,7 +10,8 @@ import pytest
 
 from kvchat.errors import PackNotFound, StorageError
 from kvchat.platform.encryptor import Encryptor
-from kvchat.session.packs import Pack, PackStore, forget_other, new_pack_id
+from kvchat.session.encryption.side_files import forget_other
+from kvchat.session.packs import Pack, PackStore, new_pack_id
 from tests.cli.command_line import Run
 from tests.cli.secret_home import CHEAP, Give, files_with
 

@@ -15,7 +15,7 @@ from kvchat.engine.api.ids import block_key, root_key
 from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 from kvchat.engine.quality.convert import Converter, load_exact
 from kvchat.errors import SessionNotFound
-from kvchat.session.kv.provenance import Origin, new_origin, origin_of
+from kvchat.session.kv.provenance import Origin, origin_of
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import path_token_ids
 from tests.cli.command_line import Run
@@ -116,10 +116,11 @@ def test_what_cannot_be_converted_is_refused_with_the_reason(ask: Run, run: Run)
 
 
 def test_an_origin_is_read_back_from_its_namespace_and_from_no_other() -> None:
-    origin = new_origin("k=int8,v=int4; layers 0-1=exact", "exact", "ab" * 32)
+    origin = Origin(cache_format="k=int8,v=int4; layers 0-1=exact", source="exact", fingerprint="ab" * 32)
     assert origin_of(origin.namespace) == origin
     assert isinstance(origin, Origin)
-    assert new_origin("int4", "exact", "ab" * 32) != new_origin("int4", "exact", "ab" * 32)
+    again = Origin(cache_format=origin.cache_format, source=origin.source, fingerprint=origin.fingerprint)
+    assert again != origin
     for other in ("", "bundle:1234", "int4<-exact:ab:cd", f"int4<-exact:{'ab' * 32}:"):
         assert origin_of(other) is None
 
@@ -143,7 +144,7 @@ def test_what_was_converted_of_a_session_that_was_deleted_meanwhile_goes(
     settings = read_settings(environ=dict(os.environ), cwd=home)
     config = replace(settings.engine, cache_dir=settings.paths.cache_dir)
     converter = Converter(load_exact(tiny_model, config), config, "int4")
-    origin = new_origin("int4", "exact", converter.target.fingerprint.hex())
+    origin = Origin(cache_format="int4", source="exact", fingerprint=converter.target.fingerprint.hex())
 
     class Deleting(Status):
         def show(self, text: str) -> None:
