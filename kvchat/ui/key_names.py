@@ -23,8 +23,8 @@ WINDOW_KEYS = (
     Binding("ctrl+n", "run('new')", "New", id="new"),
     Binding("ctrl+t", "reasoning", "Reasoning", id="reasoning", show=False),
     Binding("escape", "stop", "Stop", id="stop", show=False),
-    Binding("enter", "to_prompt", "Send", id="send", show=False),
-    Binding("ctrl+j,shift+enter,alt+enter", "to_prompt", "New line", id="newline", show=False),
+    Binding("enter", "app.focus('prompt')", "Send", id="send", show=False),
+    Binding("ctrl+j,shift+enter,alt+enter", "app.focus('prompt')", "New line", id="newline", show=False),
 )
 APP_KEYS = (
     Binding("ctrl+q", "leave", "Quit", id="quit", priority=True),

@@ -7,14 +7,12 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from kvchat.app.interface_types import EngineView
 from kvchat.engine.api.cache_events import CacheEvent
 from kvchat.engine.api.inspection import InspectedBlock
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.errors import KvchatError
 from kvchat.ui.controllers.clipboard import named_file, write_text
 from kvchat.ui.controllers.screen_services import ScreenServices
-from kvchat.ui.controllers.turn_runner import TurnRunner
 from kvchat.ui.state.cached_prefix import OnScreen, on_screen, path_request
 from kvchat.ui.state.conversation_tab import State, state_of
 from kvchat.ui.widgets.cache.inspector_rows import RowSource, sources
@@ -22,7 +20,6 @@ from kvchat.ui.widgets.cache.panel_rows import BranchNames
 
 if TYPE_CHECKING:
     from kvchat.chat.conversation import Conversation
-    from kvchat.chat.service import Chat
 
 
 class InspectorController:
@@ -32,18 +29,11 @@ class InspectorController:
         names: says what live branches are called.
     """
 
-    def __init__(
-        self,
-        screen: ScreenServices,
-        chat: "Chat",
-        engine: EngineView,
-        turns: TurnRunner,
-        names: Callable[[], BranchNames],
-    ) -> None:
+    def __init__(self, screen: ScreenServices, names: Callable[[], BranchNames]) -> None:
         self._screen = screen
-        self._chat = chat
-        self._engine = engine
-        self._turns = turns
+        self._chat = screen.chat
+        self._engine = screen.engine
+        self._turns = screen.turns
         self._names = names
         self._words: dict[tuple[int, ...], str] = {}
         self._found: tuple[State, OnScreen] | None = None

@@ -7,7 +7,6 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from kvchat.app.interface_types import EngineView
 from kvchat.engine.api.inspection import InspectedBlock
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.errors import KvchatError
@@ -20,7 +19,6 @@ from kvchat.ui.controllers.drafts import DraftController
 from kvchat.ui.controllers.revisions import RevisionController
 from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.throwaway import AsideController, TemporaryController
-from kvchat.ui.controllers.turn_runner import TurnRunner
 from kvchat.ui.state.cached_prefix import path_request
 from kvchat.ui.state.conversation_tab import Draft
 from kvchat.ui.state.kept_conversations import KeptConversations
@@ -28,7 +26,6 @@ from kvchat.ui.widgets.prompt_input import Prompt
 
 if TYPE_CHECKING:
     from kvchat.chat.conversation import Conversation
-    from kvchat.chat.service import Chat
 
 _LOOK_S = 0.4
 _ABOUT = "other window"
@@ -61,29 +58,25 @@ class ConversationController:
     def __init__(
         self,
         screen: ScreenServices,
-        chat: "Chat",
-        engine: EngineView,
-        turns: TurnRunner,
-        *,
         composer: ComposerController,
         revisions: RevisionController,
         drafts: DraftController,
     ) -> None:
         self._screen = screen
-        self._chat = chat
-        self._turns = turns
+        self._chat = screen.chat
+        self._engine = screen.engine
+        self._turns = screen.turns
         self._composer = composer
         self._revisions = revisions
         self._drafts = drafts
-        self._engine = engine
         self._loaded_before = 0
         self._kept = KeptConversations()
         self._is_opening = False
         self._entered: list[Prompt.Submitted] = []
         self.goes_on = False
-        self.asides = AsideController(screen, chat, turns, self.keep_behind, self.come_back_to)
-        self.temporary = TemporaryController(screen, chat, turns, self.leave_session)
-        self._others = OtherWindows(screen, chat, turns)
+        self.asides = AsideController(screen, self.keep_behind, self.come_back_to)
+        self.temporary = TemporaryController(screen, self.leave_session)
+        self._others = OtherWindows(screen)
 
     @property
     def opened(self) -> "list[Conversation]":
@@ -311,10 +304,10 @@ def _loaded_bytes(snapshot: CacheSnapshot | None) -> int:
 class OtherWindows:
     """Looks whether another window has written, while nothing is answered in this one."""
 
-    def __init__(self, screen: ScreenServices, chat: "Chat", turns: TurnRunner) -> None:
+    def __init__(self, screen: ScreenServices) -> None:
         self._screen = screen
-        self._chat = chat
-        self._turns = turns
+        self._chat = screen.chat
+        self._turns = screen.turns
         self._looked_s = 0.0
         self._is_looking = False
         self._version: tuple[int, int] | None = None

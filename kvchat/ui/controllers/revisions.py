@@ -26,11 +26,10 @@ from kvchat.text.revision import (
 )
 from kvchat.ui.controllers.composer import ComposerController
 from kvchat.ui.controllers.screen_services import ScreenServices
-from kvchat.ui.controllers.turn_runner import QueuedTurn, TurnKind, TurnRunner
+from kvchat.ui.state.conversation_tab import QueuedTurn
 
 if TYPE_CHECKING:
     from kvchat.chat.conversation import Conversation
-    from kvchat.chat.service import Chat
 
 _REST_S = 0.2
 """What an edit costs is looked up when typing has rested for this long."""
@@ -49,12 +48,10 @@ class RevisionController:
         asked: changed messages whose cost is being looked up, or agreed to.
     """
 
-    def __init__(
-        self, screen: ScreenServices, chat: "Chat", turns: TurnRunner, composer: ComposerController
-    ) -> None:
+    def __init__(self, screen: ScreenServices, composer: ComposerController) -> None:
         self._screen = screen
-        self._chat = chat
-        self._turns = turns
+        self._chat = screen.chat
+        self._turns = screen.turns
         self._composer = composer
         self.editing: Turn | None = None
         self.number = 0
@@ -119,7 +116,8 @@ class RevisionController:
             self.begin_edit(replace(question, text=text))
         else:
             self._screen.tell(words)
-            self._screen.queue(QueuedTurn(kind=TurnKind.EDIT, text=text, turn_id=question.id))
+            edit = QueuedTurn(run=lambda chat, here: chat.edit(here, question.id, text), text=text)
+            self._screen.queue(edit)
 
     async def _agreed(self, conversation: "Conversation", question: Turn, text: str) -> str | None:
         """Return what an edit costs, in words; None where it cannot be made, or is not to be."""

@@ -10,21 +10,32 @@ from typing import TYPE_CHECKING, Any, Protocol
 from textual.app import App
 from textual.timer import Timer
 
+from kvchat.app.interface_types import EngineView
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.session.tree import Turn
 from kvchat.ui.controllers.dialogs import Dialogs, Work
+from kvchat.ui.controllers.turn_runner import TurnRunner, TurnScreen
 from kvchat.ui.state.conversation_tab import QueuedTurn
 from kvchat.ui.widgets.prompt_input import Prompt
 from kvchat.ui.widgets.session_rows import SessionListOptions, SessionWithBranches
 
 if TYPE_CHECKING:
-    from kvchat.chat.conversation import Conversation
+    from kvchat.app.interface_host import InterfaceHost
     from kvchat.ui.screens.notices import Notices
 
 
-class ScreenServices(Protocol):
-    """The chat screen as its controllers know it."""
+class ScreenServices(TurnScreen, Protocol):
+    """The chat screen as its controllers know it.
 
+    Attributes:
+        engine: what is read of the engine itself.
+        host: what may be done with the machine: files, settings, models.
+        own_keys: the person's other keys, by the ids of what they do.
+    """
+
+    engine: EngineView
+    host: "InterfaceHost"
+    turns: TurnRunner
     prompt: Prompt
     dialogs: Dialogs
     notices: "Notices"
@@ -47,8 +58,6 @@ class ScreenServices(Protocol):
     # Notices and work
 
     def tell(self, message: str, *, title: str = "") -> None: ...
-
-    def warn(self, message: str) -> None: ...
 
     def begin(self, work: Work, *, group: str = "", asked_s: float | None = None) -> object:
         """Run something that may wait, and warn of the KvchatError that ends it. Work of a group replaces
@@ -74,10 +83,6 @@ class ScreenServices(Protocol):
     def run_on(self, turn: Turn, name: str) -> None: ...
 
     # What is shown
-
-    def conversation_changed(self) -> None: ...
-
-    def queue_changed(self) -> None: ...
 
     def draw_heading(self) -> None: ...
 
@@ -106,27 +111,3 @@ class ScreenServices(Protocol):
     def stop_answer(self) -> None: ...
 
     def quit(self) -> None: ...
-
-    # Turns, as the runner sees them
-
-    def turn_produced(self) -> None:
-        """Something new has begun in a turn: `TurnRunner.drain` is due. Called in the turn's thread."""
-        ...
-
-    def turn_ended(self) -> None: ...
-
-    def turn_failed(self, error: Exception, unsent: str) -> None:
-        """A turn ended with an error; `unsent` is a message that was not stored."""
-        ...
-
-    def outgrown(self, fits_in: tuple[str, ...]) -> None:
-        """The conversation on screen has no room in the cache; it would have some in these formats."""
-        ...
-
-    def warn_behind(self, conversation: "Conversation | None", message: str) -> None:
-        """Tell something of a conversation that is not on screen; None: it was never made."""
-        ...
-
-    def ended_behind(self, conversation: "Conversation") -> None:
-        """A conversation that is not on screen has nothing left to do."""
-        ...

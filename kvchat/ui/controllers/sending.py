@@ -14,7 +14,7 @@ from kvchat.text.fit_text import one_line
 from kvchat.ui.controllers.composer import ComposerController
 from kvchat.ui.controllers.revisions import RevisionController
 from kvchat.ui.controllers.screen_services import ScreenServices
-from kvchat.ui.controllers.turn_runner import QueuedTurn, TurnKind, TurnRunner
+from kvchat.ui.state.conversation_tab import message_turn
 
 _MARKED = re.compile(r"(?<!\S)@(\S+)")
 _AFTER_NAMES = ".,;:!?)\"'"
@@ -42,14 +42,10 @@ class SendController:
     """Takes messages from the prompt. One whose files cannot be read comes back, once."""
 
     def __init__(
-        self,
-        screen: ScreenServices,
-        turns: TurnRunner,
-        composer: ComposerController,
-        revisions: RevisionController,
+        self, screen: ScreenServices, composer: ComposerController, revisions: RevisionController
     ) -> None:
         self._screen = screen
-        self._turns = turns
+        self._turns = screen.turns
         self._composer = composer
         self._revisions = revisions
         self._in_order = asyncio.Lock()
@@ -116,7 +112,7 @@ class SendController:
         if self._revisions.editing is not None:
             self._revisions.send_edit(text)
         else:
-            self._screen.queue(QueuedTurn(kind=TurnKind.SEND, text=text, reading=reading))
+            self._screen.queue(message_turn(text, reading))
 
 
 def _is_in(mark: str, texts: Sequence[str]) -> bool:

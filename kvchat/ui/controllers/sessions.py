@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from threading import Event
 from time import monotonic, time
-from typing import TYPE_CHECKING
 
 from textual.timer import Timer
 
@@ -18,14 +17,9 @@ from kvchat.text.fit_text import UNTITLED, one_line
 from kvchat.ui.controllers.conversations import ConversationController
 from kvchat.ui.controllers.engine_watch import EngineWatch, HeldByBranch, HeldBySession
 from kvchat.ui.controllers.screen_services import ScreenServices
-from kvchat.ui.controllers.turn_runner import TurnRunner
 from kvchat.ui.key_names import key_name
 from kvchat.ui.state.stored_sessions import StoredSessions
 from kvchat.ui.widgets.session_rows import SearchFinding, SessionListOptions, title_of
-
-if TYPE_CHECKING:
-    from kvchat.app.interface_host import InterfaceHost
-    from kvchat.session.store import SessionStore
 
 log = logging.getLogger(__name__)
 
@@ -54,20 +48,17 @@ class SessionController:
     def __init__(
         self,
         screen: ScreenServices,
-        store: "SessionStore",
-        files: "InterfaceHost",
-        turns: TurnRunner,
         conversations: ConversationController,
         watch: EngineWatch,
         initial: str | None,
     ) -> None:
-        self.sessions = StoredSessions(store)
+        self.sessions = StoredSessions(screen.chat.store)
         self._screen = screen
         self._conversations = conversations
         self._watch = watch
-        self._store = store
-        self._files = files
-        self._turns = turns
+        self._store = screen.chat.store
+        self._host = screen.host
+        self._turns = screen.turns
         self._finding = SearchFinding()
         self._rest: Timer | None = None
         self._until_count: Timer | None = None
@@ -184,7 +175,7 @@ class SessionController:
         """Count what of the sessions is on disk, and draw it; where it cannot be counted nothing is said."""
         self._is_counting, began_s, is_over = True, monotonic(), Event()
         try:
-            self.sessions.on_disk = await asyncio.to_thread(self._files.on_disk, is_over.is_set)
+            self.sessions.on_disk = await asyncio.to_thread(self._host.on_disk, is_over.is_set)
         except KvchatError:
             log.warning("what is on disk cannot be counted", exc_info=True)
         finally:
@@ -237,7 +228,7 @@ class SessionController:
             await self.export(session_id, branch, target)
 
     async def export(self, session_id: SessionId, branch: str, target: str) -> None:
-        await self.write(partial(self._files.export, session_id, branch, target))
+        await self.write(partial(self._host.export, session_id, branch, target))
 
     async def write(self, write: Callable[..., str]) -> None:
         """Write something to a file; ask before one is replaced.
@@ -259,7 +250,7 @@ class SessionController:
             self._screen.warn("an answer is being written there: stop it with esc, then delete it")
             return
         try:
-            freed = await asyncio.to_thread(self._files.freed_by_deleting, session_id, branch)
+            freed = await asyncio.to_thread(self._host.freed_by_deleting, session_id, branch)
         except KvchatError as error:
             freed = str(error)
         question, consequence = f"Delete “{self.title(session_id)}”?", f"{freed}."

@@ -1,7 +1,7 @@
 """Conversations that are thrown away, words and KV, when they are left: asides, and temporary ones."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,19 +10,16 @@ from typing import TYPE_CHECKING
 from kvchat.chat.events import EditCost
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.errors import KvchatError
-from kvchat.session.tree import SessionId
+from kvchat.session.tree import SessionId, Turn
 from kvchat.text.cache_usage import in_bytes, price_words
 from kvchat.text.figures import plural
 from kvchat.ui.controllers.screen_services import ScreenServices
-from kvchat.ui.controllers.turn_runner import QueuedTurn, TurnKind, TurnRunner
-from kvchat.ui.state.conversation_tab import branch_key
+from kvchat.ui.state.conversation_tab import branch_key, message_turn
 
 if TYPE_CHECKING:
     from kvchat.chat.conversation import Conversation
-    from kvchat.chat.service import Chat
 
 _ASIDE = "aside"
-FREE = EditCost(reused_tokens=0, computed_tokens=0, left_turns=0, left_tokens=0)
 _TOO_LATE = "it is just being deleted, as it was left"
 _NOT_YET = "its first message is just being stored, so it is still temporary: /temp again keeps it"
 
@@ -33,10 +30,6 @@ class Aside:
 
     here: "Conversation"
     back: "Conversation"
-
-    def is_line_of(self, conversation: "Conversation | None") -> bool:
-        """Whether a conversation is this aside, also where it was opened anew."""
-        return conversation is not None and branch_key(conversation) == branch_key(self.here)
 
 
 class AsideController:
@@ -50,24 +43,22 @@ class AsideController:
     def __init__(
         self,
         screen: ScreenServices,
-        chat: "Chat",
-        turns: TurnRunner,
         keep_behind: "Callable[[Conversation], object]",
         come_back_to: "Callable[[Conversation], Conversation]",
     ) -> None:
         self._screen = screen
-        self._chat = chat
-        self._turns = turns
+        self._chat = screen.chat
+        self._turns = screen.turns
         self._keep_behind = keep_behind
         self._come_back_to = come_back_to
-        self._asides: list[Aside] = []  # on screen, or being answered behind it
+        self._asides: dict[tuple[SessionId, str], Aside] = {}  # on screen, or being answered behind it
 
     @property
     def shown(self) -> Aside | None:
         return self._aside_of(self._turns.conversation)
 
     def _aside_of(self, conversation: "Conversation | None") -> Aside | None:
-        found = next((one for one in self._asides if one.is_line_of(conversation)), None)
+        found = None if conversation is None else self._asides.get(branch_key(conversation))
         if found is None or conversation is None:
             return None
         return replace(found, here=conversation)  # opened anew, it knows what was said since
@@ -78,11 +69,11 @@ class AsideController:
         if self.shown is None:
             self._screen.tell(price_so_far(back, self._screen.snapshot), title=_ASIDE)
             here = await asyncio.to_thread(self._free_aside, back)
-            self._asides.append(Aside(here=here, back=back))
+            self._asides[branch_key(here)] = Aside(here=here, back=back)
             await self._turns.show(here)
             self._keep_behind(back)
         if text:
-            self._screen.queue(QueuedTurn(kind=TurnKind.SEND, text=text))
+            self._screen.queue(message_turn(text))
 
     def _free_aside(self, back: "Conversation") -> "Conversation":
         taken = {branch.name for branch in self._chat.store.branches(back.session.id)}
@@ -103,7 +94,8 @@ class AsideController:
         One that is being answered goes behind the screen, and is thrown away when its answer has ended.
         """
         aside = self.shown
-        if aside is None or aside.is_line_of(to) or self._turns.is_busy:
+        stays = aside is None or (to is not None and branch_key(to) == branch_key(aside.here))
+        if aside is None or stays or self._turns.is_busy:
             return False
         return await self._throw_away(aside)
 
@@ -131,13 +123,13 @@ class AsideController:
 
     def throw_all_away(self) -> None:
         """Throw away every aside, before the interface is left; one that still writes stays."""
-        here = self.shown
-        for one in self._asides:
-            aside = here if here is not None and one.is_line_of(here.here) else one
+        if (shown := self.shown) is not None:
+            self._asides[branch_key(shown.here)] = shown
+        for aside in self._asides.values():
             if not self._turns.is_writing(aside.here):
                 with suppress(KvchatError):
                     self._chat.variants.throw_away(aside.here, aside.back)
-        self._asides = []
+        self._asides = {}
 
     def _tell_end(self, aside: Aside, is_gone: bool) -> None:
         if not is_gone:
@@ -152,11 +144,11 @@ class AsideController:
 
     def forget(self, session_id: SessionId, branch: str | None = None) -> None:
         """Let a session's lines, or that one alone, be asides no more: they are gone, or kept."""
-        self._asides = [
-            one
-            for one in self._asides
-            if one.here.session.id != session_id or branch not in (None, one.here.branch.name)
-        ]
+        self._asides = {
+            (owner, name): aside
+            for (owner, name), aside in self._asides.items()
+            if owner != session_id or branch not in (None, name)
+        }
 
 
 class TemporaryController:
@@ -166,16 +158,10 @@ class TemporaryController:
         leave_session: takes a session off the screen and lets go of what it holds.
     """
 
-    def __init__(
-        self,
-        screen: ScreenServices,
-        chat: "Chat",
-        turns: TurnRunner,
-        leave_session: Callable[[SessionId], Awaitable[None]],
-    ) -> None:
+    def __init__(self, screen: ScreenServices, leave_session: Callable[[SessionId], Awaitable[None]]) -> None:
         self._screen = screen
-        self._chat = chat
-        self._turns = turns
+        self._chat = screen.chat
+        self._turns = screen.turns
         self._leave_session = leave_session
         self._leaving: set[SessionId] = set()
         self._deleting: set[SessionId] = set()
@@ -252,8 +238,14 @@ class TemporaryController:
 
 
 def price_so_far(conversation: "Conversation", snapshot: CacheSnapshot | None) -> str:
-    """Return what a fork behind the last message shares; it computes nothing before the next one."""
+    """Return what a fork behind the last message shares."""
     if all(turn.token_ids is None for turn in conversation.turns):
         return "what is shared is up to the server"
-    shared = sum(len(turn.token_ids or ()) for turn in conversation.turns)
-    return price_words(replace(FREE, reused_tokens=shared), snapshot)
+    return fork_price(conversation.turns, snapshot)
+
+
+def fork_price(turns: Sequence[Turn], snapshot: CacheSnapshot | None) -> str:
+    """Return what a fork behind these turns shares; it computes nothing before the next message."""
+    shared = sum(len(turn.token_ids or ()) for turn in turns)
+    cost = EditCost(reused_tokens=shared, computed_tokens=0, left_turns=0, left_tokens=0)
+    return price_words(cost, snapshot)

@@ -36,9 +36,10 @@ from kvchat.ui.controllers.revisions import RevisionController
 from kvchat.ui.controllers.sending import SendController
 from kvchat.ui.controllers.sessions import SessionController
 from kvchat.ui.controllers.settings import SettingsController
-from kvchat.ui.controllers.turn_runner import QueuedTurn, TurnRunner
+from kvchat.ui.controllers.turn_runner import TurnRunner
 from kvchat.ui.key_names import WINDOW_KEYS, Hint, hints_of, key_name, leave_keys, window_hints
 from kvchat.ui.screens.notices import Notices
+from kvchat.ui.state.conversation_tab import QueuedTurn
 from kvchat.ui.terminal.render_loop import INTERVAL_S, RenderLoop
 from kvchat.ui.widgets.cache.compact_line import CacheLine
 from kvchat.ui.widgets.cache.panel import CachePanel
@@ -86,9 +87,9 @@ class ChatScreen(Screen[None]):
 
     def __init__(self, chat: "Chat", engine: EngineView, host: "InterfaceHost", initial: str | None) -> None:
         super().__init__()
-        self._chat = chat
-        self._engine = engine
-        self._host = host
+        self.chat = chat
+        self.engine = engine
+        self.host = host
         self._initial = initial
         self.own_keys: Mapping[str, str] = host.appearance().keys
         self.dialogs = Dialogs(self, self._draw_pending)
@@ -109,34 +110,29 @@ class ChatScreen(Screen[None]):
         self.prompt.use_keys(self.own_keys)
         for widget in (self.prompt, self.transcript, *self.query("FindField, SessionList").results(Widget)):
             leave_keys(widget, self.own_keys)
-        chat, host, engine = self._chat, self._host, self._engine
-        self.turns = turns = TurnRunner(chat, self.transcript, self, system=host.appearance().system)
-        self.composer = ComposerController(self, chat, turns)
-        self.revisions = RevisionController(self, chat, turns, self.composer)
-        self.sending = SendController(self, turns, self.composer, self.revisions)
-        self.drafts = DraftController(self, chat.store, turns, self.revisions, self.composer)
-        self.conversations = ConversationController(
-            self, chat, engine, turns, composer=self.composer, revisions=self.revisions, drafts=self.drafts
-        )
+        self.turns = turns = TurnRunner(self, self.transcript, system=self.host.appearance().system)
+        self.composer = composer = ComposerController(self)
+        self.revisions = revisions = RevisionController(self, composer)
+        self.sending = SendController(self, composer, revisions)
+        self.drafts = DraftController(self, composer, revisions)
+        self.conversations = ConversationController(self, composer, revisions, self.drafts)
         panel, line = self.query_one(CachePanel), self.query_one(CacheLine)
         status = self.query_one(StatusBar)
-        self._watch = watch = EngineWatch(engine, turns, panel, line, status, self._phase_changed)
-        self.sessions = SessionController(
-            self, chat.store, host, turns, self.conversations, watch, self._initial
-        )
-        self.branching = MessageActionsController(self, chat, turns, self.conversations, self.composer)
+        self._watch = watch = EngineWatch(self.engine, turns, panel, line, status, self._phase_changed)
+        self.sessions = SessionController(self, self.conversations, watch, self._initial)
+        self.branching = MessageActionsController(self, composer, self.conversations)
         self.clipboard = Clipboard(self)
-        self.settings = SettingsController(self, chat, host, turns, self.conversations)
-        self.formats = FormatController(self, host, turns, self.settings)
-        self.commands = CommandDispatcher(self, chat, turns)
-        self._inspector = InspectorController(self, chat, engine, turns, self._branch_names)
+        self.settings = SettingsController(self, self.conversations)
+        self.formats = FormatController(self, self.settings)
+        self.commands = CommandDispatcher(self)
+        self._inspector = InspectorController(self, self._branch_names)
         self.begin(self.composer.read_history)
         self.prompt.focus()
         self._render_loop = RenderLoop(self, turns.drain)
         self.set_timer(INTERVAL_S, self._look)
         self.conversation_changed()
         if self._initial is not None:
-            self.conversations.open_with(partial(asyncio.to_thread, chat.open, self._initial))
+            self.conversations.open_with(partial(asyncio.to_thread, self.chat.open, self._initial))
         else:
             self.begin(partial(self.drafts.give_back, None))
 
@@ -273,9 +269,6 @@ class ChatScreen(Screen[None]):
     def action_reasoning(self) -> None:
         self.transcript.fold_reasoning()
 
-    def action_to_prompt(self) -> None:
-        self.prompt.focus()
-
     async def action_messages(self) -> None:
         """Walk through the messages; pressed again, choose what to do with the one walked to."""
         if self.transcript.selected is not None:
@@ -356,9 +349,9 @@ class ChatScreen(Screen[None]):
     def on_session_list_opened(self, event: SessionList.Opened) -> None:
         self.leave_sessions()
         if event.turn_id is not None:  # on a new branch where none leads there any more
-            opener = partial(self._chat.open_at, event.turn_id)
+            opener = partial(self.chat.open_at, event.turn_id)
         else:
-            opener = partial(self._chat.open, event.session_id, event.branch)
+            opener = partial(self.chat.open, event.session_id, event.branch)
         self.conversations.open_with(partial(asyncio.to_thread, opener))
 
     @work(exclusive=True, group="prefetch")
@@ -462,7 +455,7 @@ class ChatScreen(Screen[None]):
         return window_hints(self.own_keys, is_busy=is_busy, is_editing=is_editing, is_covered=is_covered)
 
     def _draw_queue(self) -> None:
-        waiting = [one_line(shown_message(one.text)) or one.kind.value for one in self.turns.tab.queue]
+        waiting = [one_line(shown_message(one.text)) or one.name for one in self.turns.tab.queue]
         asked = [f"changed {one_line(shown_message(text))}" for text in self.revisions.asked]
         self.draw_lines("queue", [*asked, *(f"queued  {line}" for line in waiting)])
 
@@ -521,5 +514,5 @@ class ChatScreen(Screen[None]):
             self.draw_hints()
 
     def _draw_welcome(self) -> None:
-        model = self._chat.model if self._watch.is_ready else None  # while it loads it may not be made
+        model = self.chat.model if self._watch.is_ready else None  # while it loads it may not be made
         self.query_one(Welcome).show(self._watch.status.phase, model, len(self.sessions.sessions.entries))

@@ -66,7 +66,7 @@ class Drawn:
 
 async def add(shown: Window, view: AnswerView, piece: str) -> None:
     """Add a piece and wait until it is drawn."""
-    await view.add_text(piece)
+    view.add_text(piece)
     await settled(shown)
 
 
@@ -121,7 +121,7 @@ async def test_an_answer_is_seen_as_after_a_layout_of_everything_while_it_grows_
                 shown.transcript.scroll_to(y=shown.transcript.scroll_y - 3, animate=False, immediate=True)
         shown.transcript.anchor()
         ended = replace(BLANK, text=text, finish=Finish.COMPLETE)
-        await view.finish(ended)
+        view.finish(ended)
         await settled(shown)
         streamed = seen(shown)
         assert streamed == await laid_out(shown)
@@ -201,7 +201,7 @@ async def test_an_open_fence_is_plain_until_the_answer_ends(tmp_path: Path) -> N
         await add(shown, view, text)
         plain = num_styles(view)
         assert "return x" in shown.conversation_text
-        await view.finish(replace(BLANK, text=text, finish=Finish.COMPLETE))
+        view.finish(replace(BLANK, text=text, finish=Finish.COMPLETE))
         await shown.until(lambda: num_styles(view) > plain)
 
 
