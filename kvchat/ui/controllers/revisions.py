@@ -8,8 +8,6 @@ from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from textual.timer import Timer
-
 from kvchat.chat.events import EditCost, Revision
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.errors import KvchatError
@@ -57,7 +55,6 @@ class RevisionController:
         self.number = 0
         self.costs: Sequence[str] = ()
         self.asked: list[str] = []
-        self._rest: Timer | None = None
 
     # Edits
 
@@ -76,12 +73,8 @@ class RevisionController:
 
     def text_changed(self, text: str) -> None:
         """Look up what the edit costs by now, when typing rests."""
-        if self.editing is None:
-            return
-        if self._rest is not None:
-            self._rest.stop()
-        look_up = partial(self._screen.begin, partial(self._show_cost, text), group="look")
-        self._rest = self._screen.set_timer(_REST_S, look_up)
+        if self.editing is not None:
+            self._screen.begin(partial(self._show_cost, text), group="look")
 
     def send_edit(self, text: str) -> None:
         """Say what an edit costs, ask where that is much, and carry it out."""
@@ -91,6 +84,7 @@ class RevisionController:
         self._screen.begin(partial(self._send_edit, self._turns.stored, question, text))
 
     async def _show_cost(self, text: str) -> None:
+        await asyncio.sleep(_REST_S)
         question, conversation = self.editing, self._turns.conversation
         if question is None or conversation is None:
             return

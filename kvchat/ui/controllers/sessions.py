@@ -60,7 +60,6 @@ class SessionController:
         self._host = screen.host
         self._turns = screen.turns
         self._finding = SearchFinding()
-        self._rest: Timer | None = None
         self._until_count: Timer | None = None
         self._is_counting = False
         self._not_before_s = 0.0
@@ -105,14 +104,10 @@ class SessionController:
         """Show only what has all of some words: by title at once, in messages when typing rests."""
         self._finding = SearchFinding(words=words)
         self.draw()
-        if self._rest is not None:
-            self._rest.stop()
-        if words:
-            search = partial(self._screen.begin, partial(self._search, words), group="search")
-            self._rest = self._screen.set_timer(_REST_S, search)
+        self._screen.begin(partial(self._search, words), group="search")
 
     def title(self, session_id: SessionId) -> str:
-        return self.sessions.title(session_id) or UNTITLED
+        return self.sessions.titles.get(session_id) or UNTITLED
 
     async def _refresh(self) -> None:
         try:
@@ -185,6 +180,9 @@ class SessionController:
         self.draw()
 
     async def _search(self, words: str) -> None:
+        await asyncio.sleep(_REST_S)
+        if not words:
+            return
         hits: Sequence[SearchHit] = ()
         try:
             hits = await asyncio.to_thread(self._store.search, words)
@@ -206,10 +204,8 @@ class SessionController:
         await self._change(lambda: self._store.rename(session_id, title))
 
     async def ask_for_title(self, session_id: SessionId) -> None:
-        from kvchat.ui.screens.choices import LineScreen
-
-        title = self.sessions.title(session_id) or ""
-        written = await self._screen.dialogs.ask(LineScreen("rename", title, "enter renames it · esc closes"))
+        title = self.sessions.titles.get(session_id) or ""
+        written = await self._screen.dialogs.ask_line("rename", title, "enter renames it · esc closes")
         if written and written != title:
             await self.rename(session_id, written)
 
@@ -220,10 +216,8 @@ class SessionController:
             return
         branch = branch or session.active_branch
         named = f"export “{self.title(session_id)}”"
-        from kvchat.ui.screens.choices import LineScreen
-
         hint = ".md .html .json .kvchat; empty: a bundle · enter writes it · esc closes"
-        target = await self._screen.dialogs.ask(LineScreen(named, "", hint))
+        target = await self._screen.dialogs.ask_line(named, "", hint)
         if target is not None:
             await self.export(session_id, branch, target)
 

@@ -153,14 +153,12 @@ class SettingsController:
 
     async def ask_for(self, name: str) -> str:
         """Ask for a setting's value, and return what was told of the change; empty: nothing changed."""
-        from kvchat.ui.screens.choices import LineScreen
-
         await self._read_entries()
         entry = next((one for one in self._entries if one.name == name), None)
         if entry is None:
             return await self.change(name, "")  # says that there is none
         hint = f"{entry.summary}\nenter writes it into your file · empty resets it · esc closes"
-        value = await self._screen.dialogs.ask(LineScreen(name, entry.value, hint))
+        value = await self._screen.dialogs.ask_line(name, entry.value, hint)
         return "" if value in (None, entry.value) else await self.change(name, value)
 
     async def change(self, name: str, value: str) -> str:
@@ -190,7 +188,7 @@ class SettingsController:
 
     async def show_models(self) -> None:
         """Show the models that are here; the one that is chosen answers from now on."""
-        from kvchat.ui.screens.choices import ChoiceScreen, LineScreen
+        from kvchat.ui.screens.choices import ChoiceScreen
 
         entries = await asyncio.to_thread(self._host.models)
         lines = [*model_lines(entries, self._screen.app.size.width), f"  {_ANOTHER} …"]
@@ -200,7 +198,7 @@ class SettingsController:
             return
         if chosen == len(entries):
             hint = "enter loads, after a download if needed · esc closes"
-            model = await self._screen.dialogs.ask(LineScreen(_ANOTHER, "", hint))
+            model = await self._screen.dialogs.ask_line(_ANOTHER, "", hint)
         else:
             model = None if entries[chosen].is_current else entries[chosen].name
         if model:

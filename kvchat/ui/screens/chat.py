@@ -92,14 +92,14 @@ class ChatScreen(Screen[None]):
         self.host = host
         self._initial = initial
         self.own_keys: Mapping[str, str] = host.appearance().keys
-        self.dialogs = Dialogs(self, self._draw_pending)
-        self.notices = Notices(self, self.own_keys, self.dialogs)
+        self.dialogs = Dialogs(self)
+        self.notices = Notices(self, self.dialogs)
         self._place: object = None
         self._queued_s = 0.0
         self._has_been_seen = False
 
     def compose(self) -> ComposeResult:
-        yield Panes(self.own_keys)
+        yield Panes(id="body")
         yield Composer(id="composer")
         yield CacheLine()
         yield StatusBar(id="status")
@@ -291,8 +291,8 @@ class ChatScreen(Screen[None]):
 
     def action_stop(self) -> None:
         """Go back to the prompt from where the person has gone; from there, stop what there is to stop."""
-        if isinstance(self.focused, SessionList | FindField):
-            self.leave_sessions()
+        if isinstance(self.focused, SessionList):
+            self.action_leave_sessions()
         elif self.transcript.selected is not None:
             self.prompt.focus()
         elif self.prompt.is_completing:
@@ -347,7 +347,7 @@ class ChatScreen(Screen[None]):
         self.sessions.find(event.value.strip())
 
     def on_session_list_opened(self, event: SessionList.Opened) -> None:
-        self.leave_sessions()
+        self.action_leave_sessions()
         if event.turn_id is not None:  # on a new branch where none leads there any more
             opener = partial(self.chat.open_at, event.turn_id)
         else:
@@ -363,7 +363,7 @@ class ChatScreen(Screen[None]):
     def on_session_list_asked(self, event: SessionList.Asked) -> None:
         self.commands.run_on_line(event.command, event.session_id, event.branch)
 
-    def leave_sessions(self) -> None:
+    def action_leave_sessions(self) -> None:
         self.query_one(Panes).leave_sessions()
         self.prompt.focus()
 
@@ -430,10 +430,6 @@ class ChatScreen(Screen[None]):
     def draw_lines(self, place: str, lines: Sequence[str]) -> None:
         for composer in self.query(Composer):  # none while the window is being closed
             composer.draw_lines(place, lines)
-
-    def _draw_pending(self, waiting: Sequence[str]) -> None:
-        key = key_name(self.own_keys, "answer")
-        self.draw_lines("offers", [f"{words} · {key} opens" for words in waiting])
 
     def on_descendant_focus(self) -> None:
         self.draw_hints()
@@ -503,7 +499,7 @@ class ChatScreen(Screen[None]):
             if editing is not None:
                 text = editing_text(self.revisions.number, self.revisions.costs, width, stop)
             else:
-                stored = self.sessions.sessions.title(conversation.session.id) if conversation else None
+                stored = self.sessions.sessions.titles.get(conversation.session.id) if conversation else None
                 temporary = _TEMPORARY if self.conversations.temporary.is_shown else ""
                 title, note = stored or self.turns.tab.draft.title or temporary, self.conversations.note(stop)
                 text = heading_text(conversation, title, width, note, model_parts(self.snapshot))

@@ -12,7 +12,7 @@ from textual.screen import Screen
 
 from kvchat.session.tree import Finish, SessionId, TurnId
 from kvchat.ui.widgets.answer import AnswerView
-from kvchat.ui.widgets.answer_markdown import AnswerMarkdown, Line, StaticText
+from kvchat.ui.widgets.answer_markdown import Line, StaticText
 from kvchat.ui.widgets.composer import Composer
 from tests.ui.harness import Window, window
 from tests.ui.records import ANSWER
@@ -176,9 +176,9 @@ async def test_only_the_last_block_of_an_answer_that_grows_is_rendered_again(
     rendered: list[str] = []
     render = StaticText._render_lines
 
-    def noted(text: StaticText, markdown: AnswerMarkdown) -> Sequence[Line]:
-        rendered.append(markdown.markup)
-        return render(text, markdown)
+    def noted(text: StaticText, source: str, *, is_growing: bool = False) -> Sequence[Line]:
+        rendered.append(source)
+        return render(text, source, is_growing=is_growing)
 
     async with growing(tmp_path) as (shown, view):
         await add(shown, view, "# One\n\nBy train.\n\n- one\n- two")
