@@ -31,9 +31,7 @@ class InspectorController:
 
     def __init__(self, screen: ScreenServices, names: Callable[[], BranchNames]) -> None:
         self._screen = screen
-        self._chat = screen.chat
         self._engine = screen.engine
-        self._turns = screen.turns
         self._names = names
         self._words: dict[tuple[int, ...], str] = {}
         self._found: tuple[State, OnScreen] | None = None
@@ -45,7 +43,7 @@ class InspectorController:
 
         The engine is asked beside this, and only where the conversation or the cache has changed.
         """
-        conversation, snapshot = self._turns.conversation, self._screen.snapshot
+        conversation, snapshot = self._screen.turns.conversation, self._screen.snapshot
         if conversation is None or snapshot is None or not conversation.turns:
             return None
         if conversation.engine_sequence in {branch.sequence for branch in snapshot.sequences}:
@@ -97,7 +95,7 @@ class InspectorController:
         blocks = self._engine.inspect(replace(source.request, with_states=True))
         for block in blocks:
             ids = block.token_ids
-            words[ids] = self._words.get(ids) or self._chat.variants.words(ids)
+            words[ids] = self._words.get(ids) or self._screen.chat.variants.words(ids)
         self._words = words
         return [(block, words[block.token_ids]) for block in blocks]
 

@@ -79,7 +79,7 @@ class CommandDispatcher:
             "switch": self.switch,
             "tree": lambda _: screen.show_tree(),
             "search": screen.action_find,
-            "pin": self.pin,
+            "pin": lambda _: self._run_here("pin"),
             "system": self.system,
             "cache": self.cache,
             "gauge": self.gauge,
@@ -87,7 +87,7 @@ class CommandDispatcher:
             "screen": self.screen,
             "why": self.why,
             "title": self.rename,
-            "delete": self.delete,
+            "delete": lambda _: self._run_here("delete"),
             "quit": lambda _: screen.quit(),
         }
 
@@ -129,6 +129,12 @@ class CommandDispatcher:
             "delete": partial(sessions.ask_to_delete, session_id, branch),
         }
         self._screen.begin(actions[name])
+
+    def _run_here(self, name: str) -> None:
+        """Run the same for the session on screen."""
+        conversation = self._stored()
+        if conversation is not None:
+            self.run_on_line(name, conversation.session.id, None)
 
     def help(self, _argument: str) -> None:
         from kvchat.ui.screens.help import HelpScreen
@@ -311,11 +317,6 @@ class CommandDispatcher:
             lambda: self._screen.begin(partial(write, partial(write_screen, app.export_screenshot(), target)))
         )
 
-    def pin(self, _argument: str = "") -> None:
-        conversation = self._stored()
-        if conversation is not None:
-            self._screen.begin(partial(self._screen.sessions.pin, conversation.session.id))
-
     def why(self, argument: str) -> None:
         answer = self._answer("explain", argument)
         if answer is not None:
@@ -339,11 +340,6 @@ class CommandDispatcher:
             self._screen.conversation_changed()
             return
         self._screen.begin(partial(self._screen.sessions.rename, conversation.session.id, title))
-
-    def delete(self, _argument: str = "") -> None:
-        conversation = self._stored()
-        if conversation is not None:
-            self._screen.begin(partial(self._screen.sessions.ask_to_delete, conversation.session.id))
 
     def _answer(self, purpose: str, argument: str) -> Turn | None:
         return self._nth_last(Role.ASSISTANT, purpose, argument)
