@@ -60,9 +60,6 @@ _SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 _HUNG_UP = 129
 
 
-_Entry = tuple[str, str, IgnoreReturnCallbackType]
-
-
 class Palette(Provider):
     """Palette of kvchat's commands, most used first, and of the sessions by title: choosing one opens it."""
 
@@ -77,7 +74,7 @@ class Palette(Provider):
             if score:
                 yield Hit(score, Content(name), run, name, summary)
 
-    def _entries(self) -> Iterator[_Entry]:
+    def _entries(self) -> Iterator[tuple[str, str, IgnoreReturnCallbackType]]:
         """Return names and summaries, in which nothing is markup, and what choosing each does."""
         window = self.screen
         assert isinstance(window, ChatScreen)

@@ -19,7 +19,6 @@ from kvchat.ui.state.conversation_tab import message_turn
 _MARKED = re.compile(r"(?<!\S)@(\S+)")
 _AFTER_NAMES = ".,;:!?)\"'"
 _MOST_REMEMBERED = 100
-_AS_IT_IS = {True: "enter sends it as a message", False: "enter sends it as the change"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +93,7 @@ class SendController:
             problem, again = "you have left its conversation", "enter sends it to the one on screen"
         elif editing != _id_of(self._revisions.editing):
             problem = "you have begun or left a change meanwhile"
-            again = _AS_IT_IS[self._revisions.editing is None]
+            again = f"enter sends it as {'a message' if self._revisions.editing is None else 'the change'}"
         if problem and words != self._refused:
             self._refused = words
             self._composer.give_back(words)

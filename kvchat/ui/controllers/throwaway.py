@@ -55,9 +55,9 @@ class AsideController:
 
     @property
     def shown(self) -> Aside | None:
-        return self._aside_of(self._turns.conversation)
+        return self.aside_of(self._turns.conversation)
 
-    def _aside_of(self, conversation: "Conversation | None") -> Aside | None:
+    def aside_of(self, conversation: "Conversation | None") -> Aside | None:
         found = None if conversation is None else self._asides.get(branch_key(conversation))
         if found is None or conversation is None:
             return None
@@ -104,12 +104,9 @@ class AsideController:
         await self._turns.show(self._come_back_to(aside.back))
         self._tell_end(aside, is_gone)
 
-    def holds(self, conversation: "Conversation") -> bool:
-        return self._aside_of(conversation) is not None
-
     async def end_behind(self, conversation: "Conversation") -> None:
         """Throw away what has been answered behind the screen, if it is an aside."""
-        aside = self._aside_of(conversation)
+        aside = self.aside_of(conversation)
         if aside is not None:
             self._tell_end(aside, await self._throw_away(aside))
 

@@ -257,21 +257,18 @@ class TurnRunner:
     async def drain(self) -> None:
         """Draw what came on screen since the last call, and note what came behind it."""
         async with self._drawing:
-            await self._drain()
-
-    async def _drain(self) -> None:
-        for tab in list(self._behind):
-            self._note_behind(tab)
-        tab = self.tab
-        for is_text, events in groupby(tab.feed.take(), key=lambda event: isinstance(event, TextDelta)):
-            if is_text:
-                deltas = [event for event in events if isinstance(event, TextDelta)]
-                tab.events += deltas
-                await self._draw_text(deltas)
-            else:
-                for event in events:
-                    tab.events.append(event)
-                    await self._draw(event)
+            for tab in list(self._behind):
+                self._note_behind(tab)
+            tab = self.tab
+            for is_text, events in groupby(tab.feed.take(), key=lambda event: isinstance(event, TextDelta)):
+                if is_text:
+                    deltas = [event for event in events if isinstance(event, TextDelta)]
+                    tab.events += deltas
+                    self._draw_text(deltas)
+                else:
+                    for event in events:
+                        tab.events.append(event)
+                        await self._draw(event)
 
     def _note_behind(self, tab: ConversationTab) -> None:
         tab.events += tab.feed.take()
@@ -339,11 +336,11 @@ class TurnRunner:
             case Prefill() if self._answer is not None:
                 self._answer.show_prefill(event)
             case TurnFinished():
-                await self._draw_finish(event)
+                self._draw_finish(event)
             case TurnFailed(error=error):
                 await self._draw_failure(error)
             case TextDelta():
-                await self._draw_text([event])
+                self._draw_text([event])
             case TurnEnded():
                 self._end(self.tab)
                 self._screen.turn_ended()
@@ -357,7 +354,7 @@ class TurnRunner:
             self._screen.warn(_OWN_BRANCH.format(one_line(here), one_line(moved)))
         self._screen.conversation_changed()
 
-    async def _draw_text(self, deltas: list[TextDelta]) -> None:
+    def _draw_text(self, deltas: list[TextDelta]) -> None:
         if self._answer is None:
             return
         reasoning = "".join(delta.text for delta in deltas if delta.reasoning)
@@ -367,7 +364,7 @@ class TurnRunner:
         if text:
             self._answer.add_text(text)
 
-    async def _draw_finish(self, event: TurnFinished) -> None:
+    def _draw_finish(self, event: TurnFinished) -> None:
         answer, self._answer = self._answer, None
         if answer is not None:
             answer.finish(event.answer)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -358,7 +359,9 @@ class ChatScreen(Screen[None]):
     async def on_session_list_selected(self, event: SessionList.Selected) -> None:
         """Load ahead of use what may be opened next, but not under a dialog, which may delete it."""
         if self.is_active:
-            await self.conversations.prefetch(event.session_id, event.branch)
+            here = self.turns.conversation
+            with suppress(KvchatError):  # it shows when that is opened
+                await asyncio.to_thread(self.chat.prefetch, event.session_id, event.branch, here)
 
     def on_session_list_asked(self, event: SessionList.Asked) -> None:
         self.commands.run_on_line(event.command, event.session_id, event.branch)
