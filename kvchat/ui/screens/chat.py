@@ -23,7 +23,6 @@ from kvchat.session.tree import Turn
 from kvchat.text.attached_files import shown_message, words_of
 from kvchat.text.fit_text import one_line
 from kvchat.ui.commands import SlashCommand
-from kvchat.ui.controllers.cache_inspector import InspectorController
 from kvchat.ui.controllers.clipboard import Clipboard
 from kvchat.ui.controllers.command_dispatcher import CommandDispatcher
 from kvchat.ui.controllers.composer import ComposerController
@@ -119,14 +118,13 @@ class ChatScreen(Screen[None]):
         self.conversations = ConversationController(self, composer, revisions, self.drafts)
         panel, line = self.query_one(CachePanel), self.query_one(CacheLine)
         status = self.query_one(StatusBar)
-        self._watch = watch = EngineWatch(self.engine, turns, panel, line, status, self._phase_changed)
+        self._watch = watch = EngineWatch(self, panel, line, status, self._phase_changed)
         self.sessions = SessionController(self, self.conversations, watch, self._initial)
         self.branching = MessageActionsController(self, composer, self.conversations)
         self.clipboard = Clipboard(self)
         self.settings = SettingsController(self, self.conversations)
         self.formats = FormatController(self, self.settings)
         self.commands = CommandDispatcher(self)
-        self._inspector = InspectorController(self, self._branch_names)
         self.begin(self.composer.read_history)
         self.prompt.focus()
         self._render_loop = RenderLoop(self, turns.drain)
@@ -262,7 +260,7 @@ class ChatScreen(Screen[None]):
     def action_inspect(self) -> None:
         from kvchat.ui.screens.inspector import InspectorScreen
 
-        self.begin(partial(self.dialogs.ask, InspectorScreen(self._inspector)))
+        self.begin(partial(self.dialogs.ask, InspectorScreen(self, self._watch, self._branch_names)))
 
     def action_editor(self) -> None:
         self.clipboard.edit_prompt(self.prompt.text)
@@ -465,7 +463,7 @@ class ChatScreen(Screen[None]):
 
     def _look(self) -> None:
         """Draw the engine's state, and come back: often while an answer is written."""
-        until_next_s = self._watch.look(self._branch_names(), self._inspector.on_screen())
+        until_next_s = self._watch.look(self._branch_names())
         self.set_timer(until_next_s, self._look)
         if monotonic() - self.dialogs.typed_s > _TYPING_S:
             self.sessions.keep_fresh()
