@@ -78,7 +78,7 @@ class CommandDispatcher:
             "stop": lambda _: screen.stop_answer(),
             "switch": self.switch,
             "tree": lambda _: screen.show_tree(),
-            "search": screen.action_find,
+            "search": screen.panes.find,
             "pin": lambda _: self._run_here("pin"),
             "system": self.system,
             "cache": self.cache,
@@ -287,10 +287,10 @@ class CommandDispatcher:
                 self._screen.formats.choose(conversation, rest.strip())
             return
         actions = {
-            "": self._screen.action_cache,
-            "layers": self._screen.action_layers,
-            "blocks": self._screen.action_inspect,
-            "freeze": self._screen.action_freeze,
+            "": self._screen.panes.toggle_cache,
+            "layers": self._screen.panel.toggle_expanded,
+            "blocks": self._screen.show_blocks,
+            "freeze": self._screen.panel.toggle_frozen,
         }
         if argument in actions:
             actions[argument]()

@@ -15,7 +15,6 @@ from kvchat.ui.state.cache_history import History, Recent
 from kvchat.ui.state.cached_prefix import OnScreen, on_screen, path_request
 from kvchat.ui.state.conversation_tab import State, branch_key, state_of
 from kvchat.ui.widgets.cache.compact_line import CacheLine
-from kvchat.ui.widgets.cache.panel import CachePanel
 from kvchat.ui.widgets.cache.panel_rows import BranchNames, Live
 from kvchat.ui.widgets.session_rows import Held
 from kvchat.ui.widgets.status_bar import StatusBar, StatusFigures
@@ -45,7 +44,6 @@ class EngineWatch:
     def __init__(
         self,
         screen: ScreenServices,
-        panel: CachePanel,
         line: CacheLine,
         status_bar: StatusBar,
         on_phase: Callable[[EngineStatus], None],
@@ -56,7 +54,7 @@ class EngineWatch:
         self._screen = screen
         self._engine = screen.engine
         self._turns = screen.turns
-        self._panel = panel
+        self._panel = screen.panel
         self._line = line
         self._status_bar = status_bar
         self._on_phase = on_phase

@@ -16,6 +16,8 @@ from kvchat.session.tree import Turn
 from kvchat.ui.controllers.dialogs import Dialogs, Work
 from kvchat.ui.controllers.turn_runner import TurnRunner, TurnScreen
 from kvchat.ui.state.conversation_tab import QueuedTurn
+from kvchat.ui.widgets.cache.panel import CachePanel
+from kvchat.ui.widgets.panes import Panes
 from kvchat.ui.widgets.prompt_input import Prompt
 from kvchat.ui.widgets.session_rows import SessionListOptions, SessionWithBranches
 
@@ -37,6 +39,8 @@ class ScreenServices(TurnScreen, Protocol):
     host: "InterfaceHost"
     turns: TurnRunner
     prompt: Prompt
+    panes: Panes
+    panel: CachePanel
     dialogs: Dialogs
     notices: "Notices"
     own_keys: Mapping[str, str]
@@ -96,17 +100,7 @@ class ScreenServices(TurnScreen, Protocol):
 
     def show_tree(self) -> None: ...
 
-    # What keys do too
-
-    def action_find(self, words: str = "") -> None: ...
-
-    def action_cache(self) -> None: ...
-
-    def action_layers(self) -> None: ...
-
-    def action_inspect(self) -> None: ...
-
-    def action_freeze(self) -> None: ...
+    def show_blocks(self) -> None: ...
 
     def stop_answer(self) -> None: ...
 

@@ -74,7 +74,7 @@ class ChatScreen(Screen[None]):
 
     Attributes:
         own_keys: the person's other keys, by the ids of what they do.
-        prompt, transcript, turns and the controllers: once the screen is mounted.
+        prompt, transcript, panes, panel, turns and the controllers: once the screen is mounted.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [*WINDOW_KEYS]
@@ -83,6 +83,8 @@ class ChatScreen(Screen[None]):
 
     prompt: Prompt
     transcript: Transcript
+    panes: Panes
+    panel: CachePanel
     turns: TurnRunner
 
     def __init__(self, chat: "Chat", engine: EngineView, host: "InterfaceHost", initial: str | None) -> None:
@@ -107,6 +109,7 @@ class ChatScreen(Screen[None]):
     def on_mount(self) -> None:
         self.prompt = self.query_one("#prompt", Prompt)
         self.transcript = self.query_one("#transcript", Transcript)
+        self.panes, self.panel = self.query_one(Panes), self.query_one(CachePanel)
         self.prompt.use_keys(self.own_keys)
         for widget in (self.prompt, self.transcript, *self.query("FindField, SessionList").results(Widget)):
             leave_keys(widget, self.own_keys)
@@ -116,9 +119,8 @@ class ChatScreen(Screen[None]):
         self.sending = SendController(self, composer, revisions)
         self.drafts = DraftController(self, composer, revisions)
         self.conversations = ConversationController(self, composer, revisions, self.drafts)
-        panel, line = self.query_one(CachePanel), self.query_one(CacheLine)
-        status = self.query_one(StatusBar)
-        self._watch = watch = EngineWatch(self, panel, line, status, self._phase_changed)
+        line, status = self.query_one(CacheLine), self.query_one(StatusBar)
+        self._watch = watch = EngineWatch(self, line, status, self._phase_changed)
         self.sessions = SessionController(self, self.conversations, watch, self._initial)
         self.branching = MessageActionsController(self, composer, self.conversations)
         self.clipboard = Clipboard(self)
@@ -201,7 +203,7 @@ class ChatScreen(Screen[None]):
         self.interrupt()
 
     def on_text_area_changed(self) -> None:
-        self.query_one(Panes).show_conversation()
+        self.panes.show_conversation()
         self.revisions.text_changed(self.prompt.text)
 
     def queue(self, pending: QueuedTurn) -> None:
@@ -233,22 +235,10 @@ class ChatScreen(Screen[None]):
         self.commands.run(f"/{command}")
 
     def action_sessions(self) -> None:
-        if self.query_one(Panes).hide_sessions():
+        if self.panes.hide_sessions():
             self.prompt.focus()
         else:
             self.show_sessions_pane()
-
-    def action_find(self, words: str = "") -> None:
-        self.query_one(Panes).find(words)
-
-    def action_cache(self) -> None:
-        self.query_one(Panes).toggle_cache()
-
-    def action_layers(self) -> None:
-        self.query_one(CachePanel).toggle_expanded()
-
-    def action_freeze(self) -> None:
-        self.query_one(CachePanel).toggle_frozen()
 
     async def action_page(self, direction: int) -> None:
         """Scroll the conversation by a page; near the top, earlier messages are mounted first."""
@@ -257,7 +247,7 @@ class ChatScreen(Screen[None]):
         else:
             self.transcript.scroll_page_down()
 
-    def action_inspect(self) -> None:
+    def show_blocks(self) -> None:
         from kvchat.ui.screens.inspector import InspectorScreen
 
         self.begin(partial(self.dialogs.ask, InspectorScreen(self, self._watch, self._branch_names)))
@@ -330,7 +320,7 @@ class ChatScreen(Screen[None]):
     # The list of sessions
 
     def show_sessions_pane(self) -> None:
-        self.query_one(Panes).show_sessions()
+        self.panes.show_sessions()
         self.sessions.refresh()  # another window may have changed them
 
     def show_tree(self) -> None:
@@ -365,7 +355,7 @@ class ChatScreen(Screen[None]):
         self.commands.run_on_line(event.command, event.session_id, event.branch)
 
     def action_leave_sessions(self) -> None:
-        self.query_one(Panes).leave_sessions()
+        self.panes.leave_sessions()
         self.prompt.focus()
 
     # What turns report
@@ -447,7 +437,7 @@ class ChatScreen(Screen[None]):
         if self._watch.status.phase is EnginePhase.FAILED:
             return (Hint("/reload loads it again"),)
         is_editing = self.revisions.editing is not None
-        is_covered = not self.query_one(Panes).has_conversation
+        is_covered = not self.panes.has_conversation
         is_busy = self.turns.is_busy
         return window_hints(self.own_keys, is_busy=is_busy, is_editing=is_editing, is_covered=is_covered)
 

@@ -31,7 +31,7 @@ class CacheLine(RowView):
         self._compose_row()
 
     async def on_click(self) -> None:
-        await self.run_action("screen.cache")
+        await self.run_action("screen.run('cache')")
 
     def render_line(self, y: int) -> Strip:
         return self.strip_of(self._row)
