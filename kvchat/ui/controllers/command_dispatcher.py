@@ -77,7 +77,7 @@ class CommandDispatcher:
             "continue": self.go_on,
             "stop": lambda _: screen.stop_answer(),
             "switch": self.switch,
-            "tree": lambda _: screen.show_tree(),
+            "tree": self.tree,
             "search": screen.panes.find,
             "pin": lambda _: self._run_here("pin"),
             "system": self.system,
@@ -155,6 +155,11 @@ class CommandDispatcher:
             self._screen.show_sessions_pane()
         else:
             self._screen.conversations.open_with(lambda: self._opened(reference))
+
+    def tree(self, _argument: str) -> None:
+        """Let the person go to another branch of the conversation on screen."""
+        self._screen.show_sessions_pane()
+        self._screen.listed.show_active()
 
     def _other_names(self, _typed: str) -> Iterable[Argument]:
         here = self._turns.conversation

@@ -19,7 +19,7 @@ from kvchat.ui.state.conversation_tab import QueuedTurn
 from kvchat.ui.widgets.cache.panel import CachePanel
 from kvchat.ui.widgets.panes import Panes
 from kvchat.ui.widgets.prompt_input import Prompt
-from kvchat.ui.widgets.session_rows import SessionListOptions, SessionWithBranches
+from kvchat.ui.widgets.session_list import SessionList
 
 if TYPE_CHECKING:
     from kvchat.app.interface_host import InterfaceHost
@@ -40,6 +40,7 @@ class ScreenServices(TurnScreen, Protocol):
     turns: TurnRunner
     prompt: Prompt
     panes: Panes
+    listed: SessionList
     panel: CachePanel
     dialogs: Dialogs
     notices: "Notices"
@@ -92,13 +93,9 @@ class ScreenServices(TurnScreen, Protocol):
 
     def draw_lines(self, place: str, lines: Sequence[str]) -> None: ...
 
-    def draw_sessions(self, sessions: Sequence[SessionWithBranches], options: SessionListOptions) -> None: ...
-
     def show_theme(self, name: str) -> None: ...
 
     def show_sessions_pane(self) -> None: ...
-
-    def show_tree(self) -> None: ...
 
     def show_blocks(self) -> None: ...
 

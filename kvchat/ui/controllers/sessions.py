@@ -88,7 +88,8 @@ class SessionController:
             on_disk=stored.on_disk,
             finding=self._finding,
         )
-        self._screen.draw_sessions(stored.entries, options)
+        if self._screen.listed.is_attached:  # the window may have been closed meanwhile
+            self._screen.listed.show_sessions(stored.entries, options)
 
     def keep_fresh(self) -> None:
         """Draw marks, bytes and ages again where they have changed; cheap where not, so call it often."""

@@ -50,7 +50,6 @@ from kvchat.ui.widgets.list_search_field import FindField
 from kvchat.ui.widgets.panes import Panes
 from kvchat.ui.widgets.prompt_input import Prompt
 from kvchat.ui.widgets.session_list import SessionList
-from kvchat.ui.widgets.session_rows import SessionListOptions, SessionWithBranches
 from kvchat.ui.widgets.status_bar import StatusBar
 from kvchat.ui.widgets.transcript import Transcript
 from kvchat.ui.widgets.welcome import Welcome
@@ -74,7 +73,7 @@ class ChatScreen(Screen[None]):
 
     Attributes:
         own_keys: the person's other keys, by the ids of what they do.
-        prompt, transcript, panes, panel, turns and the controllers: once the screen is mounted.
+        prompt, transcript, panes, listed, panel, turns and the controllers: once the screen is mounted.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [*WINDOW_KEYS]
@@ -84,6 +83,7 @@ class ChatScreen(Screen[None]):
     prompt: Prompt
     transcript: Transcript
     panes: Panes
+    listed: SessionList
     panel: CachePanel
     turns: TurnRunner
 
@@ -109,7 +109,8 @@ class ChatScreen(Screen[None]):
     def on_mount(self) -> None:
         self.prompt = self.query_one("#prompt", Prompt)
         self.transcript = self.query_one("#transcript", Transcript)
-        self.panes, self.panel = self.query_one(Panes), self.query_one(CachePanel)
+        self.panes, self.listed = self.query_one(Panes), self.query_one(SessionList)
+        self.panel = self.query_one(CachePanel)
         self.prompt.use_keys(self.own_keys)
         for widget in (self.prompt, self.transcript, *self.query("FindField, SessionList").results(Widget)):
             leave_keys(widget, self.own_keys)
@@ -218,9 +219,8 @@ class ChatScreen(Screen[None]):
         """Run what was chosen by name: for the line of the list where the person is there and it can be meant
         for one, else for the conversation on screen, once its argument is written.
         """
-        listed = self.query_one(SessionList)
-        if listed.has_focus and listed.chosen is not None and command.is_for_lines:
-            listed.action_ask(command.name)
+        if self.listed.has_focus and self.listed.chosen is not None and command.is_for_lines:
+            self.listed.action_ask(command.name)
         elif command.needs_argument:
             self.prompt.restore_command(f"/{command.name} ")
         else:
@@ -322,15 +322,6 @@ class ChatScreen(Screen[None]):
     def show_sessions_pane(self) -> None:
         self.panes.show_sessions()
         self.sessions.refresh()  # another window may have changed them
-
-    def show_tree(self) -> None:
-        """Let the person go to another branch of the conversation on screen."""
-        self.show_sessions_pane()
-        self.query_one(SessionList).show_active()
-
-    def draw_sessions(self, sessions: Sequence[SessionWithBranches], options: SessionListOptions) -> None:
-        if self.is_attached and self.query(SessionList):  # the window may have been closed meanwhile
-            self.query_one(SessionList).show_sessions(sessions, options)
 
     def on_input_changed(self, event: Input.Changed) -> None:
         self.sessions.find(event.value.strip())
