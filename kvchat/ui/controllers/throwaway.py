@@ -31,6 +31,10 @@ class Aside:
     here: "Conversation"
     back: "Conversation"
 
+    def is_line_of(self, conversation: "Conversation | None") -> bool:
+        """Whether a conversation is this aside, also where it was opened anew."""
+        return conversation is not None and branch_key(conversation) == branch_key(self.here)
+
 
 class AsideController:
     """Begins asides, and throws them away.
@@ -51,14 +55,14 @@ class AsideController:
         self._turns = screen.turns
         self._keep_behind = keep_behind
         self._come_back_to = come_back_to
-        self._asides: dict[tuple[SessionId, str], Aside] = {}  # on screen, or being answered behind it
+        self._asides: list[Aside] = []  # on screen, or being answered behind it
 
     @property
     def shown(self) -> Aside | None:
         return self.aside_of(self._turns.conversation)
 
     def aside_of(self, conversation: "Conversation | None") -> Aside | None:
-        found = None if conversation is None else self._asides.get(branch_key(conversation))
+        found = next((one for one in self._asides if one.is_line_of(conversation)), None)
         if found is None or conversation is None:
             return None
         return replace(found, here=conversation)  # opened anew, it knows what was said since
@@ -69,7 +73,7 @@ class AsideController:
         if self.shown is None:
             self._screen.tell(price_so_far(back, self._screen.snapshot), title=_ASIDE)
             here = await asyncio.to_thread(self._free_aside, back)
-            self._asides[branch_key(here)] = Aside(here=here, back=back)
+            self._asides.append(Aside(here=here, back=back))
             await self._turns.show(here)
             self._keep_behind(back)
         if text:
@@ -94,8 +98,7 @@ class AsideController:
         One that is being answered goes behind the screen, and is thrown away when its answer has ended.
         """
         aside = self.shown
-        stays = aside is None or (to is not None and branch_key(to) == branch_key(aside.here))
-        if aside is None or stays or self._turns.is_busy:
+        if aside is None or aside.is_line_of(to) or self._turns.is_busy:
             return False
         return await self._throw_away(aside)
 
@@ -120,13 +123,13 @@ class AsideController:
 
     def throw_all_away(self) -> None:
         """Throw away every aside, before the interface is left; one that still writes stays."""
-        if (shown := self.shown) is not None:
-            self._asides[branch_key(shown.here)] = shown
-        for aside in self._asides.values():
+        here = self.shown
+        for one in self._asides:
+            aside = here if here is not None and one.is_line_of(here.here) else one
             if not self._turns.is_writing(aside.here):
                 with suppress(KvchatError):
                     self._chat.variants.throw_away(aside.here, aside.back)
-        self._asides = {}
+        self._asides = []
 
     def _tell_end(self, aside: Aside, is_gone: bool) -> None:
         if not is_gone:
@@ -141,11 +144,11 @@ class AsideController:
 
     def forget(self, session_id: SessionId, branch: str | None = None) -> None:
         """Let a session's lines, or that one alone, be asides no more: they are gone, or kept."""
-        self._asides = {
-            (owner, name): aside
-            for (owner, name), aside in self._asides.items()
-            if owner != session_id or branch not in (None, name)
-        }
+        self._asides = [
+            one
+            for one in self._asides
+            if one.here.session.id != session_id or branch not in (None, one.here.branch.name)
+        ]
 
 
 class TemporaryController:
