@@ -18,8 +18,8 @@ from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.session.template.chat_template import ChatTemplate
 from kvchat.session.tree import SessionId, Turn
 from kvchat.ui.app import KvchatApp
-from kvchat.ui.controllers.turn_runner import QueuedTurn, TurnKind
 from kvchat.ui.screens.chat import ChatScreen
+from kvchat.ui.state.conversation_tab import message_turn
 from kvchat.ui.widgets.answer import AnswerView
 from kvchat.ui.widgets.answer_markdown import StaticText
 from kvchat.ui.widgets.session_list import SessionList
@@ -126,7 +126,7 @@ async def _switch(screen: ChatScreen, session_id: SessionId) -> tuple[float, flo
     await _until(lambda: _is_open(screen, session_id))
     before = screen.transcript.last_answer
     sent_s = perf_counter()
-    screen.queue(QueuedTurn(kind=TurnKind.SEND, text="And then?"))
+    screen.queue(message_turn("And then?"))
     await _until(lambda: _has_begun(screen, before))
     shown_s = perf_counter()
     await _until(lambda: _turn(screen).usage.prompt_tokens > 0 and not screen.turns.is_any_running)

@@ -5,19 +5,17 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import events, work
-from textual.app import App
 from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
 from textual.command import CommandPalette, DiscoveryHit, Hit, Hits, Provider
 from textual.content import Content
-from textual.filter import LineFilter
 from textual.screen import Screen
 from textual.types import IgnoreReturnCallbackType
 from textual.widgets import Input
@@ -31,9 +29,9 @@ from kvchat.ui.controllers.turn_runner import TurnRunner
 from kvchat.ui.key_names import APP_KEYS
 from kvchat.ui.screens.chat import ChatScreen
 from kvchat.ui.screens.dialog import InterruptingDialog
-from kvchat.ui.terminal.driver import EmojiFilter, TerminalDriver, early_events
-from kvchat.ui.terminal.stray_output import guarded_terminal, hang_up_told, key_by_key, size_of_terminal
-from kvchat.ui.theme import KVCHAT_THEME, legible_variables, unknown_theme
+from kvchat.ui.terminal.driver import TerminalDriver, early_events
+from kvchat.ui.terminal.stray_output import guarded_terminal, hang_up_told, key_by_key
+from kvchat.ui.theme import KVCHAT_THEME, ThemedApp, unknown_theme
 from kvchat.ui.widgets.prompt_input import Prompt
 from kvchat.ui.widgets.session_list import SessionList
 
@@ -60,9 +58,6 @@ _SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 _HUNG_UP = 129
 
 
-_Entry = tuple[str, str, IgnoreReturnCallbackType]
-
-
 class Palette(Provider):
     """Palette of kvchat's commands, most used first, and of the sessions by title: choosing one opens it."""
 
@@ -77,7 +72,7 @@ class Palette(Provider):
             if score:
                 yield Hit(score, Content(name), run, name, summary)
 
-    def _entries(self) -> Iterator[_Entry]:
+    def _entries(self) -> Iterator[tuple[str, str, IgnoreReturnCallbackType]]:
         """Return names and summaries, in which nothing is markup, and what choosing each does."""
         window = self.screen
         assert isinstance(window, ChatScreen)
@@ -101,7 +96,7 @@ class PaletteScreen(CommandPalette):
         return super().dismiss(result) if self.is_active else AwaitComplete.nothing()
 
 
-class KvchatApp(App[None]):
+class KvchatApp(ThemedApp):
     """A window on one chat service and the engine behind it, neither of which it owns.
 
     Args:
@@ -118,7 +113,6 @@ class KvchatApp(App[None]):
     """
 
     TITLE = "kvchat"
-    CSS_PATH = "kvchat.tcss"
     COMMANDS: ClassVar = {Palette}
     VERTICAL_BREAKPOINTS = [(0, "-short"), (18, "-high")]
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -136,16 +130,13 @@ class KvchatApp(App[None]):
         log_path: Path,
         on_first_frame: Callable[[], object] = lambda: None,
     ) -> None:
-        with size_of_terminal():
-            has_no_colours = "NO_COLOR" in os.environ
-            super().__init__(driver_class=TerminalDriver, ansi_color=has_no_colours or None)
+        has_no_colours = "NO_COLOR" in os.environ
+        super().__init__(driver_class=TerminalDriver, ansi_color=has_no_colours or None)
         self._has_few_colours = has_no_colours
-        self.register_theme(KVCHAT_THEME)
         self._appearance = host.appearance()
         known = self._appearance.theme in self.available_themes
         self.theme = self._appearance.theme if known else KVCHAT_THEME.name
         self.chat_screen = ChatScreen(chat, engine, host, initial)
-        self._emoji = EmojiFilter()
         self._log_path = log_path
         self._on_first_frame = on_first_frame
         self._early_input: list[events.Key | events.Paste] = []
@@ -288,13 +279,6 @@ class KvchatApp(App[None]):
             super().refresh_css(animate)
         else:
             self.stylesheet.set_variables(self.get_css_variables())
-
-    def get_line_filters(self) -> Sequence[LineFilter]:
-        return [*super().get_line_filters(), self._emoji]
-
-    def get_css_variables(self) -> dict[str, str]:
-        self.theme_variables = legible_variables(super().get_css_variables(), self.current_theme)
-        return self.theme_variables
 
     def action_command_palette(self) -> None:
         """Offer commands and sessions; a dialog has to go first."""

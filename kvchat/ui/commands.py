@@ -104,14 +104,3 @@ def completions(line: str) -> tuple[SlashCommand, ...]:
         return ()
     typed = line[1:].lower()
     return tuple(command for command in COMMANDS if any(name.startswith(typed) for name in command.names))
-
-
-def nearest_command(name: str) -> SlashCommand | None:
-    """Return the command that was probably meant by an unknown name."""
-    candidates = completions(f"/{name[:2]}")
-    return candidates[0] if candidates else None
-
-
-def message_text(line: str, *, is_typed_slash: bool) -> str:
-    """Return what is sent for a line that is no command: `//x` was typed to say `/x`."""
-    return line[1:] if is_typed_slash and line.startswith("//") else line

@@ -1,9 +1,15 @@
 """The interface's own colours: calm, few, legible in every theme, and never the only carrier of a meaning."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+from textual.app import App
 from textual.color import BLACK, WHITE, Color
+from textual.filter import LineFilter
 from textual.theme import Theme
+
+from kvchat.ui.terminal.driver import EmojiFilter
+from kvchat.ui.terminal.stray_output import size_of_terminal
 
 KVCHAT_THEME = Theme(
     name="kvchat",
@@ -61,6 +67,25 @@ _TEXT, _MAIN_TEXT, _CELLS = 4.5, 6.0, 3.0
 _COLOURED = ("primary", "secondary", "accent", "warning", "error", "success")
 _PLAIN = ("background", "surface", "foreground")
 _STEPS = 20
+
+
+class ThemedApp(App[None]):
+    """An application with kvchat's colours, each line of which the terminal can draw."""
+
+    CSS_PATH = "kvchat.tcss"
+
+    def __init__(self, **options: Any) -> None:
+        with size_of_terminal():
+            super().__init__(**options)
+        self.register_theme(KVCHAT_THEME)
+        self._emoji = EmojiFilter()
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        return [*super().get_line_filters(), self._emoji]
+
+    def get_css_variables(self) -> dict[str, str]:
+        self.theme_variables = legible_variables(super().get_css_variables(), self.current_theme)
+        return self.theme_variables
 
 
 def unknown_theme(name: str) -> str:

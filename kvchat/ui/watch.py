@@ -1,24 +1,21 @@
 """The cache panel alone, of an engine in another process."""
 
 import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import work
-from textual.app import App, ComposeResult
+from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.filter import LineFilter
 from textual.widgets import Static
 
 from kvchat.app.interface_types import EngineView
 from kvchat.engine.api.engine_phase import EnginePhase
 from kvchat.ui.state.cache_history import History
 from kvchat.ui.state.stored_sessions import StoredSessions
-from kvchat.ui.terminal.driver import EmojiFilter
-from kvchat.ui.terminal.stray_output import guarded_terminal, hang_up_told, size_of_terminal
-from kvchat.ui.theme import KVCHAT_THEME, legible_variables
+from kvchat.ui.terminal.stray_output import guarded_terminal, hang_up_told
+from kvchat.ui.theme import KVCHAT_THEME, ThemedApp
 from kvchat.ui.widgets.cache.panel import CachePanel
 from kvchat.ui.widgets.cache.panel_rows import BranchNames, Live
 
@@ -29,7 +26,7 @@ _INTERVAL_S = 0.5
 _KEYS = "l layers · f freeze · q quit"
 
 
-class WatchApp(App[None]):
+class WatchApp(ThemedApp):
     """Follows an engine until the person leaves or the engine has ended.
 
     Args:
@@ -37,7 +34,6 @@ class WatchApp(App[None]):
         store: has the titles of sessions.
     """
 
-    CSS_PATH = "kvchat.tcss"
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("l,f4", "layers", "Layers"),
@@ -46,14 +42,11 @@ class WatchApp(App[None]):
     ]
 
     def __init__(self, engine: EngineView, store: "SessionStore") -> None:
-        with size_of_terminal():
-            super().__init__()
-        self.register_theme(KVCHAT_THEME)
+        super().__init__()
         self.theme = KVCHAT_THEME.name
         self._engine = engine
         self._sessions = StoredSessions(store)
         self._history = History()
-        self._emoji = EmojiFilter()
         self._owners: frozenset[str] = frozenset()
 
     def compose(self) -> ComposeResult:
@@ -67,13 +60,6 @@ class WatchApp(App[None]):
 
     def on_mount(self) -> None:
         self._follow()
-
-    def get_line_filters(self) -> Sequence[LineFilter]:
-        return [*super().get_line_filters(), self._emoji]
-
-    def get_css_variables(self) -> dict[str, str]:
-        self.theme_variables = legible_variables(super().get_css_variables(), self.current_theme)
-        return self.theme_variables
 
     def action_layers(self) -> None:
         self.query_one(CachePanel).toggle_expanded()

@@ -2,14 +2,7 @@
 
 import pytest
 
-from kvchat.ui.commands import (
-    COMMANDS,
-    completions,
-    find_command,
-    message_text,
-    nearest_command,
-    split_command,
-)
+from kvchat.ui.commands import COMMANDS, completions, find_command, split_command
 
 pytestmark = pytest.mark.pure
 
@@ -37,16 +30,3 @@ def test_a_command_is_found_by_the_names_that_its_help_tells_in_any_case() -> No
 def test_a_line_is_split_into_name_and_argument() -> None:
     assert split_command("/fork  by boat ") == ("fork", "by boat")
     assert split_command("/help") == ("help", "")
-
-
-def test_a_mistyped_name_suggests_the_one_that_was_meant() -> None:
-    found = nearest_command("forc")
-    assert found is not None
-    assert found.name == "fork"
-    assert nearest_command("xyz") is None
-
-
-def test_a_doubled_slash_sends_one_only_if_it_was_typed() -> None:
-    assert message_text("//usr", is_typed_slash=True) == "/usr"
-    assert message_text("//usr", is_typed_slash=False) == "//usr"
-    assert message_text("a // b", is_typed_slash=False) == "a // b"

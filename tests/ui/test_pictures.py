@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from textual.app import App, ComposeResult
+from textual.app import ComposeResult
 from textual.widget import Widget
 
 import kvchat.ui
@@ -14,7 +14,7 @@ from kvchat.engine.api.snapshot import Tier
 from kvchat.session.tree import MAIN, Branch, BranchName, Session, SessionId
 from kvchat.ui.key_names import Hint
 from kvchat.ui.state.cache_history import Recent
-from kvchat.ui.theme import KVCHAT_THEME, legible_variables
+from kvchat.ui.theme import KVCHAT_THEME, ThemedApp
 from kvchat.ui.widgets.cache.panel import CachePanel
 from kvchat.ui.widgets.cache.panel_rows import BranchNames, Live
 from kvchat.ui.widgets.session_list import SessionList
@@ -40,19 +40,15 @@ SNAPSHOT = scripted_snapshot(
 )
 
 
-class Frame(App[None]):
+class Frame(ThemedApp):
     """Shows one widget in the interface's colours."""
 
-    CSS_PATH = Path(*kvchat.ui.__path__) / "kvchat.tcss"
+    CSS_PATH = Path(*kvchat.ui.__path__) / ThemedApp.CSS_PATH
 
     def __init__(self, widget: Widget) -> None:
         super().__init__()
         self.widget = widget
-        self.register_theme(KVCHAT_THEME)
         self.theme = KVCHAT_THEME.name
-
-    def get_css_variables(self) -> dict[str, str]:
-        return legible_variables(super().get_css_variables(), self.current_theme)
 
     def compose(self) -> ComposeResult:
         yield self.widget

@@ -6,12 +6,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from kvchat.session.tree import BranchName, Role, SessionId, Turn, nth_last_question
+from kvchat.session.tree import BranchName, Role, SessionId, Turn
 from kvchat.text.answer_footer import MAKE_ROOM, is_full
 from kvchat.text.cache_miss import why_words
 from kvchat.text.figures import plural
 from kvchat.text.fit_text import one_line
-from kvchat.ui.commands import find_command, nearest_command, split_command
+from kvchat.ui.commands import completions, find_command, split_command
 from kvchat.ui.controllers.clipboard import Clipboard, write_screen
 from kvchat.ui.controllers.composer import ComposerController
 from kvchat.ui.controllers.conversations import ConversationController
@@ -22,13 +22,11 @@ from kvchat.ui.controllers.revisions import RevisionController
 from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.sessions import SessionController
 from kvchat.ui.controllers.settings import SettingsController
-from kvchat.ui.controllers.turn_runner import QueuedTurn, TurnKind, TurnRunner
 from kvchat.ui.state.completion import FORMATS, Argument, cache_arguments, export_arguments, switch_arguments
-from kvchat.ui.state.conversation_tab import Draft
+from kvchat.ui.state.conversation_tab import Draft, QueuedTurn
 
 if TYPE_CHECKING:
     from kvchat.chat.conversation import Conversation
-    from kvchat.chat.service import Chat
 
 _COMPARED = "3"
 
@@ -49,10 +47,10 @@ class CommandScreen(ScreenServices, Protocol):
 class CommandDispatcher:
     """Runs commands for the chat screen. Anything that may read a file runs in a thread."""
 
-    def __init__(self, screen: CommandScreen, chat: "Chat", turns: TurnRunner) -> None:
+    def __init__(self, screen: CommandScreen) -> None:
         self._screen = screen
-        self._chat = chat
-        self._turns = turns
+        self._chat = screen.chat
+        self._turns = screen.turns
         self._actions: dict[str, Callable[[str], object]] = {
             "help": self.help,
             "new": self.new,
@@ -79,9 +77,9 @@ class CommandDispatcher:
             "continue": self.go_on,
             "stop": lambda _: screen.stop_answer(),
             "switch": self.switch,
-            "tree": lambda _: screen.show_tree(),
-            "search": screen.action_find,
-            "pin": self.pin,
+            "tree": self.tree,
+            "search": screen.panes.find,
+            "pin": lambda _: self._run_here("pin"),
             "system": self.system,
             "cache": self.cache,
             "gauge": self.gauge,
@@ -89,7 +87,7 @@ class CommandDispatcher:
             "screen": self.screen,
             "why": self.why,
             "title": self.rename,
-            "delete": self.delete,
+            "delete": lambda _: self._run_here("delete"),
             "quit": lambda _: screen.quit(),
         }
 
@@ -107,8 +105,8 @@ class CommandDispatcher:
         name, argument = split_command(line)
         command = find_command(name)
         if command is None:
-            near = nearest_command(name)
-            guess = f"; did you mean /{near.name}?" if near else ""
+            near = completions(f"/{name[:2]}")
+            guess = f"; did you mean /{near[0].name}?" if near else ""
             self._screen.warn(f"there is no /{name}{guess} (// sends it as text, f1 lists the commands)")
             self._screen.prompt.restore_command(line)
         elif command.needs_argument and not argument:
@@ -132,6 +130,12 @@ class CommandDispatcher:
         }
         self._screen.begin(actions[name])
 
+    def _run_here(self, name: str) -> None:
+        """Run the same for the session on screen."""
+        conversation = self._stored()
+        if conversation is not None:
+            self.run_on_line(name, conversation.session.id, None)
+
     def help(self, _argument: str) -> None:
         from kvchat.ui.screens.help import HelpScreen
 
@@ -151,6 +155,11 @@ class CommandDispatcher:
             self._screen.show_sessions_pane()
         else:
             self._screen.conversations.open_with(lambda: self._opened(reference))
+
+    def tree(self, _argument: str) -> None:
+        """Let the person go to another branch of the conversation on screen."""
+        self._screen.show_sessions_pane()
+        self._screen.listed.show_active()
 
     def _other_names(self, _typed: str) -> Iterable[Argument]:
         here = self._turns.conversation
@@ -247,7 +256,8 @@ class CommandDispatcher:
         if conversation.turns and is_full(conversation.turns[-1], limit):
             self._screen.warn(f"The context is full: {MAKE_ROOM}")
         elif conversation.turns and conversation.turns[-1].is_open:
-            self._screen.queue(QueuedTurn(kind=TurnKind.CONTINUE))
+            go_on = QueuedTurn(run=lambda chat, here: chat.continue_answer(here), name="continue")
+            self._screen.queue(go_on)
         else:
             self._screen.warn("the last answer is complete; there is nothing to continue")
 
@@ -282,10 +292,10 @@ class CommandDispatcher:
                 self._screen.formats.choose(conversation, rest.strip())
             return
         actions = {
-            "": self._screen.action_cache,
-            "layers": self._screen.action_layers,
-            "blocks": self._screen.action_inspect,
-            "freeze": self._screen.action_freeze,
+            "": self._screen.panes.toggle_cache,
+            "layers": self._screen.panel.toggle_expanded,
+            "blocks": self._screen.show_blocks,
+            "freeze": self._screen.panel.toggle_frozen,
         }
         if argument in actions:
             actions[argument]()
@@ -312,11 +322,6 @@ class CommandDispatcher:
             lambda: self._screen.begin(partial(write, partial(write_screen, app.export_screenshot(), target)))
         )
 
-    def pin(self, _argument: str = "") -> None:
-        conversation = self._stored()
-        if conversation is not None:
-            self._screen.begin(partial(self._screen.sessions.pin, conversation.session.id))
-
     def why(self, argument: str) -> None:
         answer = self._answer("explain", argument)
         if answer is not None:
@@ -341,33 +346,27 @@ class CommandDispatcher:
             return
         self._screen.begin(partial(self._screen.sessions.rename, conversation.session.id, title))
 
-    def delete(self, _argument: str = "") -> None:
-        conversation = self._stored()
-        if conversation is not None:
-            self._screen.begin(partial(self._screen.sessions.ask_to_delete, conversation.session.id))
-
     def _answer(self, purpose: str, argument: str) -> Turn | None:
-        """Return the n-th last answer; say where there is none."""
-        conversation = self._stored()
-        if conversation is None:
-            return None
-        answers = [turn for turn in conversation.turns if turn.role is Role.ASSISTANT]
-        num = int(argument or "1") if (argument or "1").isdecimal() else 0
-        if not 1 <= num <= len(answers):
-            self._screen.warn(f"there is no answer {argument or 1} from the end to {purpose}")
-            return None
-        return answers[-num]
+        return self._nth_last(Role.ASSISTANT, purpose, argument)
 
     def _question(self, purpose: str, argument: str) -> Turn | None:
         """Return the person's n-th last message where it can be changed now; say why not otherwise."""
-        conversation = self._stored()
-        if conversation is None or not self._is_free(purpose):
+        if self._stored() is None or not self._is_free(purpose):
             return None
+        return self._nth_last(Role.USER, purpose, argument)
+
+    def _nth_last(self, role: Role, purpose: str, argument: str) -> Turn | None:
+        """Return the n-th last message of somebody; say where there is none."""
+        conversation = self._stored()
+        if conversation is None:
+            return None
+        turns = [turn for turn in conversation.turns if turn.role is role]
         num = int(argument or "1") if (argument or "1").isdecimal() else 0
-        question = nth_last_question(conversation.turns, num)
-        if question is None:
-            self._screen.warn(f"there is no message {argument or 1} from the end to {purpose}")
-        return question
+        if 1 <= num <= len(turns):
+            return turns[-num]
+        what = "answer" if role is Role.ASSISTANT else "message"
+        self._screen.warn(f"there is no {what} {argument or 1} from the end to {purpose}")
+        return None
 
     def _is_free(self, purpose: str) -> bool:
         if self._turns.is_running:

@@ -20,11 +20,9 @@ from kvchat.text.attached_files import (
 from kvchat.text.figures import plural
 from kvchat.text.fit_text import one_line
 from kvchat.ui.controllers.screen_services import ScreenServices
-from kvchat.ui.controllers.turn_runner import TurnRunner
 
 if TYPE_CHECKING:
     from kvchat.chat.candidates.service import ReadAhead
-    from kvchat.chat.service import Chat
 
 
 class ComposerController:
@@ -35,10 +33,10 @@ class ComposerController:
         waiting: messages that wait for files to be read.
     """
 
-    def __init__(self, screen: ScreenServices, chat: "Chat", turns: TurnRunner) -> None:
+    def __init__(self, screen: ScreenServices) -> None:
         self._screen = screen
-        self._chat = chat
-        self._turns = turns
+        self._chat = screen.chat
+        self._turns = screen.turns
         self.attachments: tuple[Attachment, ...] = ()
         self.waiting: list[str] = []
         self._reading: ReadAhead | None = None

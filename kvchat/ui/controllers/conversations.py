@@ -7,11 +7,10 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from kvchat.app.interface_types import EngineView
 from kvchat.engine.api.inspection import InspectedBlock
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.errors import KvchatError
-from kvchat.session.tree import Branch, BranchName, Finish, SessionId, TurnId
+from kvchat.session.tree import Branch, Finish, SessionId, TurnId
 from kvchat.text.cache_usage import reach_words
 from kvchat.text.figures import plural
 from kvchat.text.fit_text import one_line
@@ -20,7 +19,6 @@ from kvchat.ui.controllers.drafts import DraftController
 from kvchat.ui.controllers.revisions import RevisionController
 from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.throwaway import AsideController, TemporaryController
-from kvchat.ui.controllers.turn_runner import TurnRunner
 from kvchat.ui.state.cached_prefix import path_request
 from kvchat.ui.state.conversation_tab import Draft
 from kvchat.ui.state.kept_conversations import KeptConversations
@@ -28,7 +26,6 @@ from kvchat.ui.widgets.prompt_input import Prompt
 
 if TYPE_CHECKING:
     from kvchat.chat.conversation import Conversation
-    from kvchat.chat.service import Chat
 
 _LOOK_S = 0.4
 _ABOUT = "other window"
@@ -37,8 +34,8 @@ _DELETED = "Another window has deleted {0}; what you send begins a conversation"
 _ANSWERING = "Another window is being answered here; its messages are shown at the end"
 _UNSHOWN = "{} · shown once the prompt is empty; what you send before goes to a branch of its own"
 
-Opener = Callable[[], Awaitable["Conversation | None"]]
-"""Gets the conversation to show; None is a new one."""
+Opener = Callable[[], Awaitable["Conversation"]]
+"""Gets the conversation to show."""
 
 _AT_REST_S = 0.3
 """What is good to know before the next message is told when a conversation has stood for this long."""
@@ -61,29 +58,25 @@ class ConversationController:
     def __init__(
         self,
         screen: ScreenServices,
-        chat: "Chat",
-        engine: EngineView,
-        turns: TurnRunner,
-        *,
         composer: ComposerController,
         revisions: RevisionController,
         drafts: DraftController,
     ) -> None:
         self._screen = screen
-        self._chat = chat
-        self._turns = turns
+        self._chat = screen.chat
+        self._engine = screen.engine
+        self._turns = screen.turns
         self._composer = composer
         self._revisions = revisions
         self._drafts = drafts
-        self._engine = engine
         self._loaded_before = 0
         self._kept = KeptConversations()
         self._is_opening = False
         self._entered: list[Prompt.Submitted] = []
         self.goes_on = False
-        self.asides = AsideController(screen, chat, turns, self.keep_behind, self.come_back_to)
-        self.temporary = TemporaryController(screen, chat, turns, self.leave_session)
-        self._others = OtherWindows(screen, chat, turns)
+        self.asides = AsideController(screen, self.keep_behind, self.come_back_to)
+        self.temporary = TemporaryController(screen, self.leave_session)
+        self._others = OtherWindows(screen)
 
     @property
     def opened(self) -> "list[Conversation]":
@@ -110,11 +103,6 @@ class ConversationController:
             self.open_draft(Draft(system=self._turns.system, is_temporary=True))
             self._screen.tell(_BEGUN, title="temporary")
 
-    async def prefetch(self, session_id: SessionId | None, branch: BranchName | None) -> None:
-        """Load ahead of use what may be opened next; whatever goes wrong shows when it is opened."""
-        with suppress(KvchatError):
-            await asyncio.to_thread(self._chat.prefetch, session_id, branch, self._turns.conversation)
-
     def hold(self, event: Prompt.Submitted) -> bool:
         """Return whether a conversation is on its way that this was entered for, and keep it until then."""
         if not self._is_opening:
@@ -140,7 +128,7 @@ class ConversationController:
 
     def is_thrown_away(self, conversation: "Conversation") -> bool:
         """Whether a conversation is not to stay once it is answered behind the screen."""
-        return self.asides.holds(conversation) or self.temporary.is_temporary(conversation)
+        return self.asides.aside_of(conversation) is not None or self.temporary.is_temporary(conversation)
 
     async def end_behind(self, conversation: "Conversation") -> None:
         """Throw away what is not to stay: an aside first, which may be temporary too."""
@@ -152,9 +140,9 @@ class ConversationController:
         self.asides.throw_all_away()
         self.temporary.delete_all()
 
-    def open_with(self, opener: Opener, draft: Draft | None = None) -> None:
-        """Put another conversation on the screen; the one that was there stays open behind it, and what is
-        being answered there goes on. What is entered meanwhile is meant for the one that comes.
+    def open_with(self, opener: Opener | None, draft: Draft | None = None) -> None:
+        """Put another conversation or a draft on the screen; the one that was there stays open behind it, and
+        what is being answered there goes on. What is entered meanwhile is meant for the one that comes.
         """
         self._give_back_entered()  # it was meant for what is opened no more
         self._drafts.leave()
@@ -163,16 +151,12 @@ class ConversationController:
 
     def open_draft(self, draft: Draft) -> None:
         """Put a conversation on the screen that its first message will begin; see `open_with`."""
+        self.open_with(None, draft)
 
-        async def nothing() -> None:
-            return None
-
-        self.open_with(nothing, draft)
-
-    async def _open(self, opener: Opener, draft: Draft | None) -> None:
+    async def _open(self, opener: Opener | None, draft: Draft | None) -> None:
         self._loaded_before = _loaded_bytes(self._engine.snapshot())
         try:
-            conversation = await self._opened_by(opener)
+            conversation = None if opener is None else await self._opened_by(opener)
         except KvchatError as error:
             self._is_opening = False
             self._screen.warn(str(error))
@@ -189,7 +173,7 @@ class ConversationController:
             for notice in await asyncio.to_thread(self._chat.notices, conversation):
                 self._screen.warn(notice)
 
-    async def _opened_by(self, opener: Opener) -> "Conversation | None":
+    async def _opened_by(self, opener: Opener) -> "Conversation":
         """Return what is opened; what comes when nobody waits for it any more is closed."""
         opening = asyncio.ensure_future(opener())
         try:
@@ -198,7 +182,7 @@ class ConversationController:
             opening.add_done_callback(self._close_unused)
             raise
 
-    def _close_unused(self, opening: "asyncio.Future[Conversation | None]") -> None:
+    def _close_unused(self, opening: "asyncio.Future[Conversation]") -> None:
         if not opening.cancelled() and opening.exception() is None and self._screen.is_attached:
             self._screen.begin(partial(self._close, self._unseen(opening.result())))
 
@@ -311,10 +295,10 @@ def _loaded_bytes(snapshot: CacheSnapshot | None) -> int:
 class OtherWindows:
     """Looks whether another window has written, while nothing is answered in this one."""
 
-    def __init__(self, screen: ScreenServices, chat: "Chat", turns: TurnRunner) -> None:
+    def __init__(self, screen: ScreenServices) -> None:
         self._screen = screen
-        self._chat = chat
-        self._turns = turns
+        self._chat = screen.chat
+        self._turns = screen.turns
         self._looked_s = 0.0
         self._is_looking = False
         self._version: tuple[int, int] | None = None

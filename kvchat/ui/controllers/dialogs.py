@@ -1,7 +1,7 @@
 """Dialogs that work waits for: asked for by a key, or come later and then wait while something is typed."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -9,7 +9,9 @@ from typing import Any
 from textual.screen import ModalScreen, Screen
 
 from kvchat.text.fit_text import one_line
+from kvchat.ui.key_names import name_for
 from kvchat.ui.screens.dialog import Deferred, InterruptingDialog, Result
+from kvchat.ui.widgets.composer import Composer
 
 Work = Callable[[], Coroutine[Any, Any, object]]
 """Something that may wait for a file, for the engine or for the person."""
@@ -25,18 +27,14 @@ class Dialogs:
     """Shows dialogs above a screen, for work that waits for what they are dismissed with. What comes while
     something is typed is a line until the person asks for it.
 
-    Args:
-        draw_pending: shows the lines of what waits so, oldest first.
-
     Attributes:
         typed_s: when the last key was pressed, whatever took it.
     """
 
-    def __init__(self, screen: Screen[None], draw_pending: Callable[[Sequence[str]], None]) -> None:
+    def __init__(self, screen: Screen[None]) -> None:
         self._screen = screen
         self._command_s: float | None = None
         self.typed_s = 0.0
-        self._draw_pending = draw_pending
         self._pending: list[tuple[str, asyncio.Event]] = []
 
     @property
@@ -97,12 +95,17 @@ class Dialogs:
         """Show a line until the person asks for what it stands for."""
         entry = (one_line(words), asyncio.Event())
         self._pending.append(entry)
-        self._draw_pending([words for words, _ in self._pending])
+        self._draw_pending()
         try:
             await entry[1].wait()
         finally:
             self._pending.remove(entry)
-            self._draw_pending([words for words, _ in self._pending])
+            self._draw_pending()
+
+    def _draw_pending(self) -> None:
+        for composer in self._screen.query(Composer):  # none while the window is being closed
+            key = name_for(composer, "answer")
+            composer.draw_lines("offers", [f"{words} · {key} opens" for words, _ in self._pending])
 
     async def confirm(
         self, question: str, consequence: str, *, is_offer: bool = False, default: bool = True
@@ -112,6 +115,12 @@ class Dialogs:
 
         ask = partial(ConfirmScreen, question, consequence, is_offer=is_offer, default=default)
         return await self.ask_deferred(question, ask)
+
+    async def ask_line(self, title: str, value: str, hint: str) -> str | None:
+        """Let one line be written; inside work; see `ask`."""
+        from kvchat.ui.screens.choices import LineScreen
+
+        return await self.ask(LineScreen(title, value, hint))
 
     async def note(self, title: str, text: str) -> None:
         from kvchat.ui.screens.choices import NoteScreen

@@ -12,12 +12,10 @@ from kvchat.text.attached_files import before_message, words_of
 from kvchat.ui.controllers.composer import ComposerController
 from kvchat.ui.controllers.revisions import RevisionController
 from kvchat.ui.controllers.screen_services import ScreenServices
-from kvchat.ui.controllers.turn_runner import TurnRunner
 from kvchat.ui.state.conversation_tab import Unsent, branch_key
 
 if TYPE_CHECKING:
     from kvchat.chat.conversation import Conversation
-    from kvchat.session.store import SessionStore
 
 log = logging.getLogger(__name__)
 
@@ -35,16 +33,11 @@ class DraftController:
     """Keeps unsent messages in the store and takes them from there."""
 
     def __init__(
-        self,
-        screen: ScreenServices,
-        store: "SessionStore",
-        turns: TurnRunner,
-        revisions: RevisionController,
-        composer: ComposerController,
+        self, screen: ScreenServices, composer: ComposerController, revisions: RevisionController
     ) -> None:
         self._screen = screen
-        self._store = store
-        self._turns = turns
+        self._store = screen.chat.store
+        self._turns = screen.turns
         self._revisions = revisions
         self._composer = composer
         self._has_told = False

@@ -12,10 +12,8 @@ from kvchat.session.kv.provenance import origin_of
 from kvchat.text.figures import plural
 from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.controllers.settings import SettingsController
-from kvchat.ui.controllers.turn_runner import TurnRunner
 
 if TYPE_CHECKING:
-    from kvchat.app.interface_host import InterfaceHost
     from kvchat.chat.conversation import Conversation
 
 _AVAILABLE = "Available: fp8, int8, int4, int2, k=int8,v=int4, shadow:25%, exact (/cache format NAME)"
@@ -37,12 +35,10 @@ _GO_ON = f"{_BACK}; enter sends the message again, f5 goes on with an answer"
 class FormatController:
     """Measures what formats lose, and changes the format once the person has seen that."""
 
-    def __init__(
-        self, screen: ScreenServices, host: "InterfaceHost", turns: TurnRunner, settings: SettingsController
-    ) -> None:
+    def __init__(self, screen: ScreenServices, settings: SettingsController) -> None:
         self._screen = screen
-        self._host = host
-        self._turns = turns
+        self._host = screen.host
+        self._turns = screen.turns
         self._settings = settings
 
     def choose(self, conversation: "Conversation", wanted: str) -> None:

@@ -1,9 +1,9 @@
 """Branch controller: other ways for the conversation on screen, at a message, at a token, several at once."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from math import inf
@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from textual.content import Content
 from textual.style import Style
 
-from kvchat.chat.events import MOST_SAMPLES, Alternative, EditCost
+from kvchat.chat.events import MOST_SAMPLES, Alternative, ChatEvent
 from kvchat.errors import KvchatError
 from kvchat.session.tree import Role, Turn, TurnId, live_part
 from kvchat.text.attached_files import shown_message
@@ -24,9 +24,8 @@ from kvchat.text.fit_text import fitted, one_line, padded
 from kvchat.ui.controllers.composer import ComposerController
 from kvchat.ui.controllers.conversations import ConversationController
 from kvchat.ui.controllers.screen_services import ScreenServices
-from kvchat.ui.controllers.throwaway import FREE, price_so_far
-from kvchat.ui.controllers.turn_runner import QueuedTurn, TurnKind, TurnRunner
-from kvchat.ui.state.conversation_tab import Draft
+from kvchat.ui.controllers.throwaway import fork_price, price_so_far
+from kvchat.ui.state.conversation_tab import Draft, QueuedTurn
 from kvchat.ui.widgets.prompt_input import Prompt
 
 if TYPE_CHECKING:
@@ -62,16 +61,11 @@ class MessageActionsController:
     """Runs what leads away from the last answer. Prices are looked up before anything is done."""
 
     def __init__(
-        self,
-        screen: ScreenServices,
-        chat: "Chat",
-        turns: TurnRunner,
-        conversations: ConversationController,
-        composer: ComposerController,
+        self, screen: ScreenServices, composer: ComposerController, conversations: ConversationController
     ) -> None:
         self._screen = screen
-        self._chat = chat
-        self._turns = turns
+        self._chat = screen.chat
+        self._turns = screen.turns
         self._conversations = conversations
         self._composer = composer
 
@@ -100,7 +94,9 @@ class MessageActionsController:
 
     async def _actions(self, conversation: "Conversation", turn: Turn) -> Sequence[Action]:
         """Return what can be done, with what it costs where the engine can say."""
-        fork = price_words(_fork_cost(conversation, turn), self._screen.snapshot)
+        ids = [one.id for one in conversation.turns]
+        end = ids.index(turn.id) + (turn.role is Role.ASSISTANT) if turn.id in ids else 0
+        fork = fork_price(conversation.turns[:end], self._screen.snapshot)
         if turn.role is Role.USER:
             return (
                 Action("e", "edit", "change it", "on a new branch; says what it costs"),
@@ -109,7 +105,7 @@ class MessageActionsController:
                 Action("c", "copy", "copy"),
                 Action("o", "open", "open in $EDITOR"),
             )
-        is_last = [one.id for one in conversation.turns[-1:]] == [turn.id]
+        is_last = ids[-1:] == [turn.id]
         tokens = plural(len(turn.token_ids or ()), "token")
         again = await self._again_actions(conversation) if is_last else ()
         return (
@@ -149,7 +145,7 @@ class MessageActionsController:
             words.append(f"sampled at temperature {temperature}, so that it can differ")
         if any(words):
             self._screen.tell(" · ".join(filter(None, words)), title="answer again")
-        self._screen.queue(QueuedTurn(kind=TurnKind.RETRY))
+        self._screen.queue(QueuedTurn(run=lambda chat, here: chat.retry(here), name="retry"))
 
     def fork(self, name: str) -> None:
         self._conversations.open_with(partial(self._forked, None, name))
@@ -257,7 +253,11 @@ class MessageActionsController:
             self._screen.warn("another conversation is on the screen now; nothing was changed")
         elif chosen is not None:
             at, token_id = chosen
-            self._screen.queue(QueuedTurn(kind=TurnKind.TOKEN, turn_id=turn.id, at=at, token_id=token_id))
+
+            def go_on(chat: "Chat", here: "Conversation") -> Iterator[ChatEvent]:
+                return chat.variants.tokens.go_on(here, turn.id, at, token_id, chat.sampling)
+
+            self._screen.queue(QueuedTurn(run=go_on, name="token"))
 
     async def _alternatives(self, conversation: "Conversation", turn: Turn, at: int) -> Sequence[Alternative]:
         return await asyncio.to_thread(self._chat.variants.tokens.alternatives, conversation, turn.id, at)
@@ -265,11 +265,3 @@ class MessageActionsController:
     async def _token_price(self, conversation: "Conversation", turn: Turn, at: int) -> str:
         cost = await asyncio.to_thread(self._chat.variants.tokens.cost, conversation, turn.id, at)
         return price_words(cost, self._screen.snapshot)
-
-
-def _fork_cost(conversation: "Conversation", turn: Turn) -> EditCost:
-    """Return what a fork shares; nothing is computed before the next message."""
-    ids = [one.id for one in conversation.turns]
-    end = ids.index(turn.id) + (turn.role is Role.ASSISTANT) if turn.id in ids else 0
-    shared = sum(len(one.token_ids or ()) for one in conversation.turns[:end])
-    return replace(FREE, reused_tokens=shared)

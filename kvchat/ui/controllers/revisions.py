@@ -8,8 +8,6 @@ from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from textual.timer import Timer
-
 from kvchat.chat.events import EditCost, Revision
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.errors import KvchatError
@@ -26,11 +24,10 @@ from kvchat.text.revision import (
 )
 from kvchat.ui.controllers.composer import ComposerController
 from kvchat.ui.controllers.screen_services import ScreenServices
-from kvchat.ui.controllers.turn_runner import QueuedTurn, TurnKind, TurnRunner
+from kvchat.ui.state.conversation_tab import QueuedTurn
 
 if TYPE_CHECKING:
     from kvchat.chat.conversation import Conversation
-    from kvchat.chat.service import Chat
 
 _REST_S = 0.2
 """What an edit costs is looked up when typing has rested for this long."""
@@ -49,18 +46,15 @@ class RevisionController:
         asked: changed messages whose cost is being looked up, or agreed to.
     """
 
-    def __init__(
-        self, screen: ScreenServices, chat: "Chat", turns: TurnRunner, composer: ComposerController
-    ) -> None:
+    def __init__(self, screen: ScreenServices, composer: ComposerController) -> None:
         self._screen = screen
-        self._chat = chat
-        self._turns = turns
+        self._chat = screen.chat
+        self._turns = screen.turns
         self._composer = composer
         self.editing: Turn | None = None
         self.number = 0
         self.costs: Sequence[str] = ()
         self.asked: list[str] = []
-        self._rest: Timer | None = None
 
     # Edits
 
@@ -79,12 +73,8 @@ class RevisionController:
 
     def text_changed(self, text: str) -> None:
         """Look up what the edit costs by now, when typing rests."""
-        if self.editing is None:
-            return
-        if self._rest is not None:
-            self._rest.stop()
-        look_up = partial(self._screen.begin, partial(self._show_cost, text), group="look")
-        self._rest = self._screen.set_timer(_REST_S, look_up)
+        if self.editing is not None:
+            self._screen.begin(partial(self._show_cost, text), group="look")
 
     def send_edit(self, text: str) -> None:
         """Say what an edit costs, ask where that is much, and carry it out."""
@@ -94,6 +84,7 @@ class RevisionController:
         self._screen.begin(partial(self._send_edit, self._turns.stored, question, text))
 
     async def _show_cost(self, text: str) -> None:
+        await asyncio.sleep(_REST_S)
         question, conversation = self.editing, self._turns.conversation
         if question is None or conversation is None:
             return
@@ -119,7 +110,8 @@ class RevisionController:
             self.begin_edit(replace(question, text=text))
         else:
             self._screen.tell(words)
-            self._screen.queue(QueuedTurn(kind=TurnKind.EDIT, text=text, turn_id=question.id))
+            edit = QueuedTurn(run=lambda chat, here: chat.edit(here, question.id, text), text=text)
+            self._screen.queue(edit)
 
     async def _agreed(self, conversation: "Conversation", question: Turn, text: str) -> str | None:
         """Return what an edit costs, in words; None where it cannot be made, or is not to be."""

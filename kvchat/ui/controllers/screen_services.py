@@ -10,22 +10,38 @@ from typing import TYPE_CHECKING, Any, Protocol
 from textual.app import App
 from textual.timer import Timer
 
+from kvchat.app.interface_types import EngineView
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.session.tree import Turn
 from kvchat.ui.controllers.dialogs import Dialogs, Work
+from kvchat.ui.controllers.turn_runner import TurnRunner, TurnScreen
 from kvchat.ui.state.conversation_tab import QueuedTurn
+from kvchat.ui.widgets.cache.panel import CachePanel
+from kvchat.ui.widgets.panes import Panes
 from kvchat.ui.widgets.prompt_input import Prompt
-from kvchat.ui.widgets.session_rows import SessionListOptions, SessionWithBranches
+from kvchat.ui.widgets.session_list import SessionList
 
 if TYPE_CHECKING:
-    from kvchat.chat.conversation import Conversation
+    from kvchat.app.interface_host import InterfaceHost
     from kvchat.ui.screens.notices import Notices
 
 
-class ScreenServices(Protocol):
-    """The chat screen as its controllers know it."""
+class ScreenServices(TurnScreen, Protocol):
+    """The chat screen as its controllers know it.
 
+    Attributes:
+        engine: what is read of the engine itself.
+        host: what may be done with the machine: files, settings, models.
+        own_keys: the person's other keys, by the ids of what they do.
+    """
+
+    engine: EngineView
+    host: "InterfaceHost"
+    turns: TurnRunner
     prompt: Prompt
+    panes: Panes
+    listed: SessionList
+    panel: CachePanel
     dialogs: Dialogs
     notices: "Notices"
     own_keys: Mapping[str, str]
@@ -47,8 +63,6 @@ class ScreenServices(Protocol):
     # Notices and work
 
     def tell(self, message: str, *, title: str = "") -> None: ...
-
-    def warn(self, message: str) -> None: ...
 
     def begin(self, work: Work, *, group: str = "", asked_s: float | None = None) -> object:
         """Run something that may wait, and warn of the KvchatError that ends it. Work of a group replaces
@@ -75,58 +89,16 @@ class ScreenServices(Protocol):
 
     # What is shown
 
-    def conversation_changed(self) -> None: ...
-
-    def queue_changed(self) -> None: ...
-
     def draw_heading(self) -> None: ...
 
     def draw_lines(self, place: str, lines: Sequence[str]) -> None: ...
-
-    def draw_sessions(self, sessions: Sequence[SessionWithBranches], options: SessionListOptions) -> None: ...
 
     def show_theme(self, name: str) -> None: ...
 
     def show_sessions_pane(self) -> None: ...
 
-    def show_tree(self) -> None: ...
-
-    # What keys do too
-
-    def action_find(self, words: str = "") -> None: ...
-
-    def action_cache(self) -> None: ...
-
-    def action_layers(self) -> None: ...
-
-    def action_inspect(self) -> None: ...
-
-    def action_freeze(self) -> None: ...
+    def show_blocks(self) -> None: ...
 
     def stop_answer(self) -> None: ...
 
     def quit(self) -> None: ...
-
-    # Turns, as the runner sees them
-
-    def turn_produced(self) -> None:
-        """Something new has begun in a turn: `TurnRunner.drain` is due. Called in the turn's thread."""
-        ...
-
-    def turn_ended(self) -> None: ...
-
-    def turn_failed(self, error: Exception, unsent: str) -> None:
-        """A turn ended with an error; `unsent` is a message that was not stored."""
-        ...
-
-    def outgrown(self, fits_in: tuple[str, ...]) -> None:
-        """The conversation on screen has no room in the cache; it would have some in these formats."""
-        ...
-
-    def warn_behind(self, conversation: "Conversation | None", message: str) -> None:
-        """Tell something of a conversation that is not on screen; None: it was never made."""
-        ...
-
-    def ended_behind(self, conversation: "Conversation") -> None:
-        """A conversation that is not on screen has nothing left to do."""
-        ...

@@ -14,12 +14,11 @@ from kvchat.text.fit_text import one_line
 from kvchat.ui.controllers.composer import ComposerController
 from kvchat.ui.controllers.revisions import RevisionController
 from kvchat.ui.controllers.screen_services import ScreenServices
-from kvchat.ui.controllers.turn_runner import QueuedTurn, TurnKind, TurnRunner
+from kvchat.ui.state.conversation_tab import message_turn
 
 _MARKED = re.compile(r"(?<!\S)@(\S+)")
 _AFTER_NAMES = ".,;:!?)\"'"
 _MOST_REMEMBERED = 100
-_AS_IT_IS = {True: "enter sends it as a message", False: "enter sends it as the change"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +41,10 @@ class SendController:
     """Takes messages from the prompt. One whose files cannot be read comes back, once."""
 
     def __init__(
-        self,
-        screen: ScreenServices,
-        turns: TurnRunner,
-        composer: ComposerController,
-        revisions: RevisionController,
+        self, screen: ScreenServices, composer: ComposerController, revisions: RevisionController
     ) -> None:
         self._screen = screen
-        self._turns = turns
+        self._turns = screen.turns
         self._composer = composer
         self._revisions = revisions
         self._in_order = asyncio.Lock()
@@ -98,7 +93,7 @@ class SendController:
             problem, again = "you have left its conversation", "enter sends it to the one on screen"
         elif editing != _id_of(self._revisions.editing):
             problem = "you have begun or left a change meanwhile"
-            again = _AS_IT_IS[self._revisions.editing is None]
+            again = f"enter sends it as {'a message' if self._revisions.editing is None else 'the change'}"
         if problem and words != self._refused:
             self._refused = words
             self._composer.give_back(words)
@@ -116,7 +111,7 @@ class SendController:
         if self._revisions.editing is not None:
             self._revisions.send_edit(text)
         else:
-            self._screen.queue(QueuedTurn(kind=TurnKind.SEND, text=text, reading=reading))
+            self._screen.queue(message_turn(text, reading))
 
 
 def _is_in(mark: str, texts: Sequence[str]) -> bool:

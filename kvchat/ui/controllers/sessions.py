@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from threading import Event
 from time import monotonic, time
-from typing import TYPE_CHECKING
 
 from textual.timer import Timer
 
@@ -18,14 +17,9 @@ from kvchat.text.fit_text import UNTITLED, one_line
 from kvchat.ui.controllers.conversations import ConversationController
 from kvchat.ui.controllers.engine_watch import EngineWatch, HeldByBranch, HeldBySession
 from kvchat.ui.controllers.screen_services import ScreenServices
-from kvchat.ui.controllers.turn_runner import TurnRunner
 from kvchat.ui.key_names import key_name
 from kvchat.ui.state.stored_sessions import StoredSessions
 from kvchat.ui.widgets.session_rows import SearchFinding, SessionListOptions, title_of
-
-if TYPE_CHECKING:
-    from kvchat.app.interface_host import InterfaceHost
-    from kvchat.session.store import SessionStore
 
 log = logging.getLogger(__name__)
 
@@ -54,22 +48,18 @@ class SessionController:
     def __init__(
         self,
         screen: ScreenServices,
-        store: "SessionStore",
-        files: "InterfaceHost",
-        turns: TurnRunner,
         conversations: ConversationController,
         watch: EngineWatch,
         initial: str | None,
     ) -> None:
-        self.sessions = StoredSessions(store)
+        self.sessions = StoredSessions(screen.chat.store)
         self._screen = screen
         self._conversations = conversations
         self._watch = watch
-        self._store = store
-        self._files = files
-        self._turns = turns
+        self._store = screen.chat.store
+        self._host = screen.host
+        self._turns = screen.turns
         self._finding = SearchFinding()
-        self._rest: Timer | None = None
         self._until_count: Timer | None = None
         self._is_counting = False
         self._not_before_s = 0.0
@@ -98,7 +88,8 @@ class SessionController:
             on_disk=stored.on_disk,
             finding=self._finding,
         )
-        self._screen.draw_sessions(stored.entries, options)
+        if self._screen.listed.is_attached:  # the window may have been closed meanwhile
+            self._screen.listed.show_sessions(stored.entries, options)
 
     def keep_fresh(self) -> None:
         """Draw marks, bytes and ages again where they have changed; cheap where not, so call it often."""
@@ -114,14 +105,10 @@ class SessionController:
         """Show only what has all of some words: by title at once, in messages when typing rests."""
         self._finding = SearchFinding(words=words)
         self.draw()
-        if self._rest is not None:
-            self._rest.stop()
-        if words:
-            search = partial(self._screen.begin, partial(self._search, words), group="search")
-            self._rest = self._screen.set_timer(_REST_S, search)
+        self._screen.begin(partial(self._search, words), group="search")
 
     def title(self, session_id: SessionId) -> str:
-        return self.sessions.title(session_id) or UNTITLED
+        return self.sessions.titles.get(session_id) or UNTITLED
 
     async def _refresh(self) -> None:
         try:
@@ -184,7 +171,7 @@ class SessionController:
         """Count what of the sessions is on disk, and draw it; where it cannot be counted nothing is said."""
         self._is_counting, began_s, is_over = True, monotonic(), Event()
         try:
-            self.sessions.on_disk = await asyncio.to_thread(self._files.on_disk, is_over.is_set)
+            self.sessions.on_disk = await asyncio.to_thread(self._host.on_disk, is_over.is_set)
         except KvchatError:
             log.warning("what is on disk cannot be counted", exc_info=True)
         finally:
@@ -194,6 +181,9 @@ class SessionController:
         self.draw()
 
     async def _search(self, words: str) -> None:
+        await asyncio.sleep(_REST_S)
+        if not words:
+            return
         hits: Sequence[SearchHit] = ()
         try:
             hits = await asyncio.to_thread(self._store.search, words)
@@ -215,10 +205,8 @@ class SessionController:
         await self._change(lambda: self._store.rename(session_id, title))
 
     async def ask_for_title(self, session_id: SessionId) -> None:
-        from kvchat.ui.screens.choices import LineScreen
-
-        title = self.sessions.title(session_id) or ""
-        written = await self._screen.dialogs.ask(LineScreen("rename", title, "enter renames it · esc closes"))
+        title = self.sessions.titles.get(session_id) or ""
+        written = await self._screen.dialogs.ask_line("rename", title, "enter renames it · esc closes")
         if written and written != title:
             await self.rename(session_id, written)
 
@@ -229,15 +217,13 @@ class SessionController:
             return
         branch = branch or session.active_branch
         named = f"export “{self.title(session_id)}”"
-        from kvchat.ui.screens.choices import LineScreen
-
         hint = ".md .html .json .kvchat; empty: a bundle · enter writes it · esc closes"
-        target = await self._screen.dialogs.ask(LineScreen(named, "", hint))
+        target = await self._screen.dialogs.ask_line(named, "", hint)
         if target is not None:
             await self.export(session_id, branch, target)
 
     async def export(self, session_id: SessionId, branch: str, target: str) -> None:
-        await self.write(partial(self._files.export, session_id, branch, target))
+        await self.write(partial(self._host.export, session_id, branch, target))
 
     async def write(self, write: Callable[..., str]) -> None:
         """Write something to a file; ask before one is replaced.
@@ -259,7 +245,7 @@ class SessionController:
             self._screen.warn("an answer is being written there: stop it with esc, then delete it")
             return
         try:
-            freed = await asyncio.to_thread(self._files.freed_by_deleting, session_id, branch)
+            freed = await asyncio.to_thread(self._host.freed_by_deleting, session_id, branch)
         except KvchatError as error:
             freed = str(error)
         question, consequence = f"Delete “{self.title(session_id)}”?", f"{freed}."

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -12,14 +12,11 @@ from kvchat.text.figures import UNKNOWN, bytes_text
 from kvchat.text.fit_text import one_line, padded
 from kvchat.ui.controllers.conversations import ConversationController
 from kvchat.ui.controllers.screen_services import ScreenServices
-from kvchat.ui.controllers.turn_runner import TurnRunner
 from kvchat.ui.state.completion import Argument, setting_arguments
 from kvchat.ui.theme import KVCHAT_THEME, unknown_theme
 
 if TYPE_CHECKING:
-    from kvchat.app.interface_host import InterfaceHost
     from kvchat.chat.conversation import Conversation
-    from kvchat.chat.service import Chat
 
 _NAME_WIDTH = 30
 _VALUE_WIDTH = 26
@@ -33,37 +30,17 @@ _REDRAW_S = 0.25
 Result = TypeVar("Result")
 
 
-@dataclass(slots=True)
-class Fetched:
-    """How much of a model is here; `sizes` in bytes, of so many, once a download has begun."""
-
-    model: str
-    sizes: tuple[int, int] | None = None
-
-    @property
-    def line(self) -> str:
-        if self.sizes is None:
-            return f"preparing {self.model}"
-        return f"downloading {self.model} · {' of '.join(map(bytes_text, self.sizes))} · /model stop"
-
-
 class SettingsController:
     """Runs what a person changes about kvchat itself. Whatever reads a file runs in a thread."""
 
-    def __init__(
-        self,
-        screen: ScreenServices,
-        chat: "Chat",
-        host: "InterfaceHost",
-        turns: TurnRunner,
-        conversations: ConversationController,
-    ) -> None:
+    def __init__(self, screen: ScreenServices, conversations: ConversationController) -> None:
         self._screen = screen
         self._conversations = conversations
-        self._chat = chat
-        self._host = host
-        self._turns = turns
-        self._fetched: Fetched | None = None
+        self._chat = screen.chat
+        self._host = screen.host
+        self._turns = screen.turns
+        self._download: list[str] | None = None
+        """The line that says how much of a model is here, while it is fetched."""
         self._entries: Sequence[SettingEntry] = ()
         self._previewed: str | None = None
 
@@ -99,7 +76,7 @@ class SettingsController:
 
     def stop_download(self) -> bool:
         """Stop the download of a model, and return whether there was one."""
-        is_any, self._fetched = self._fetched is not None, None
+        is_any, self._download = self._download is not None, None
         return is_any
 
     async def use_model(self, model: str) -> None:
@@ -123,26 +100,28 @@ class SettingsController:
         Raises:
             ModelError: there is none. UsageError: the person has stopped it.
         """
-        fetched = self._fetched = Fetched(one_line(model))
+        name = one_line(model)
+        line = self._download = [f"preparing {name}"]
 
         def note(num_bytes: int, total_bytes: int) -> None:
-            if self._fetched is not fetched:
+            if self._download is not line:
                 raise UsageError(f"download stopped; /model {model} resumes it")
-            fetched.sizes = num_bytes, total_bytes
+            sizes = f"{bytes_text(num_bytes)} of {bytes_text(total_bytes)}"
+            line[:] = [f"downloading {name} · {sizes} · /model stop"]
 
-        drawing = asyncio.create_task(self._draw_download(fetched))
+        drawing = asyncio.create_task(self._draw_download(line))
         try:
             await asyncio.to_thread(self._host.fetch, model, note)
         finally:
             drawing.cancel()
-            if self._fetched is fetched:
-                self._fetched = None
+            if self._download is line:
+                self._download = None
             self._screen.draw_lines("download", ())
 
-    async def _draw_download(self, fetched: Fetched) -> None:
+    async def _draw_download(self, line: Sequence[str]) -> None:
         while True:
             await asyncio.sleep(_REDRAW_S)
-            self._screen.draw_lines("download", [fetched.line])
+            self._screen.draw_lines("download", line)
 
     async def show_settings(self) -> None:
         """Show all settings; what is chosen is changed and written into the person's file."""
@@ -174,14 +153,12 @@ class SettingsController:
 
     async def ask_for(self, name: str) -> str:
         """Ask for a setting's value, and return what was told of the change; empty: nothing changed."""
-        from kvchat.ui.screens.choices import LineScreen
-
         await self._read_entries()
         entry = next((one for one in self._entries if one.name == name), None)
         if entry is None:
             return await self.change(name, "")  # says that there is none
         hint = f"{entry.summary}\nenter writes it into your file · empty resets it · esc closes"
-        value = await self._screen.dialogs.ask(LineScreen(name, entry.value, hint))
+        value = await self._screen.dialogs.ask_line(name, entry.value, hint)
         return "" if value in (None, entry.value) else await self.change(name, value)
 
     async def change(self, name: str, value: str) -> str:
@@ -211,7 +188,7 @@ class SettingsController:
 
     async def show_models(self) -> None:
         """Show the models that are here; the one that is chosen answers from now on."""
-        from kvchat.ui.screens.choices import ChoiceScreen, LineScreen
+        from kvchat.ui.screens.choices import ChoiceScreen
 
         entries = await asyncio.to_thread(self._host.models)
         lines = [*model_lines(entries, self._screen.app.size.width), f"  {_ANOTHER} …"]
@@ -221,7 +198,7 @@ class SettingsController:
             return
         if chosen == len(entries):
             hint = "enter loads, after a download if needed · esc closes"
-            model = await self._screen.dialogs.ask(LineScreen(_ANOTHER, "", hint))
+            model = await self._screen.dialogs.ask_line(_ANOTHER, "", hint)
         else:
             model = None if entries[chosen].is_current else entries[chosen].name
         if model:

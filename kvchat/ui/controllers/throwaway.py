@@ -1,7 +1,7 @@
 """Conversations that are thrown away, words and KV, when they are left: asides, and temporary ones."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,19 +10,16 @@ from typing import TYPE_CHECKING
 from kvchat.chat.events import EditCost
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.errors import KvchatError
-from kvchat.session.tree import SessionId
+from kvchat.session.tree import SessionId, Turn
 from kvchat.text.cache_usage import in_bytes, price_words
 from kvchat.text.figures import plural
 from kvchat.ui.controllers.screen_services import ScreenServices
-from kvchat.ui.controllers.turn_runner import QueuedTurn, TurnKind, TurnRunner
-from kvchat.ui.state.conversation_tab import branch_key
+from kvchat.ui.state.conversation_tab import branch_key, message_turn
 
 if TYPE_CHECKING:
     from kvchat.chat.conversation import Conversation
-    from kvchat.chat.service import Chat
 
 _ASIDE = "aside"
-FREE = EditCost(reused_tokens=0, computed_tokens=0, left_turns=0, left_tokens=0)
 _TOO_LATE = "it is just being deleted, as it was left"
 _NOT_YET = "its first message is just being stored, so it is still temporary: /temp again keeps it"
 
@@ -50,23 +47,21 @@ class AsideController:
     def __init__(
         self,
         screen: ScreenServices,
-        chat: "Chat",
-        turns: TurnRunner,
         keep_behind: "Callable[[Conversation], object]",
         come_back_to: "Callable[[Conversation], Conversation]",
     ) -> None:
         self._screen = screen
-        self._chat = chat
-        self._turns = turns
+        self._chat = screen.chat
+        self._turns = screen.turns
         self._keep_behind = keep_behind
         self._come_back_to = come_back_to
         self._asides: list[Aside] = []  # on screen, or being answered behind it
 
     @property
     def shown(self) -> Aside | None:
-        return self._aside_of(self._turns.conversation)
+        return self.aside_of(self._turns.conversation)
 
-    def _aside_of(self, conversation: "Conversation | None") -> Aside | None:
+    def aside_of(self, conversation: "Conversation | None") -> Aside | None:
         found = next((one for one in self._asides if one.is_line_of(conversation)), None)
         if found is None or conversation is None:
             return None
@@ -82,7 +77,7 @@ class AsideController:
             await self._turns.show(here)
             self._keep_behind(back)
         if text:
-            self._screen.queue(QueuedTurn(kind=TurnKind.SEND, text=text))
+            self._screen.queue(message_turn(text))
 
     def _free_aside(self, back: "Conversation") -> "Conversation":
         taken = {branch.name for branch in self._chat.store.branches(back.session.id)}
@@ -112,12 +107,9 @@ class AsideController:
         await self._turns.show(self._come_back_to(aside.back))
         self._tell_end(aside, is_gone)
 
-    def holds(self, conversation: "Conversation") -> bool:
-        return self._aside_of(conversation) is not None
-
     async def end_behind(self, conversation: "Conversation") -> None:
         """Throw away what has been answered behind the screen, if it is an aside."""
-        aside = self._aside_of(conversation)
+        aside = self.aside_of(conversation)
         if aside is not None:
             self._tell_end(aside, await self._throw_away(aside))
 
@@ -166,16 +158,10 @@ class TemporaryController:
         leave_session: takes a session off the screen and lets go of what it holds.
     """
 
-    def __init__(
-        self,
-        screen: ScreenServices,
-        chat: "Chat",
-        turns: TurnRunner,
-        leave_session: Callable[[SessionId], Awaitable[None]],
-    ) -> None:
+    def __init__(self, screen: ScreenServices, leave_session: Callable[[SessionId], Awaitable[None]]) -> None:
         self._screen = screen
-        self._chat = chat
-        self._turns = turns
+        self._chat = screen.chat
+        self._turns = screen.turns
         self._leave_session = leave_session
         self._leaving: set[SessionId] = set()
         self._deleting: set[SessionId] = set()
@@ -252,8 +238,14 @@ class TemporaryController:
 
 
 def price_so_far(conversation: "Conversation", snapshot: CacheSnapshot | None) -> str:
-    """Return what a fork behind the last message shares; it computes nothing before the next one."""
+    """Return what a fork behind the last message shares."""
     if all(turn.token_ids is None for turn in conversation.turns):
         return "what is shared is up to the server"
-    shared = sum(len(turn.token_ids or ()) for turn in conversation.turns)
-    return price_words(replace(FREE, reused_tokens=shared), snapshot)
+    return fork_price(conversation.turns, snapshot)
+
+
+def fork_price(turns: Sequence[Turn], snapshot: CacheSnapshot | None) -> str:
+    """Return what a fork behind these turns shares; it computes nothing before the next message."""
+    shared = sum(len(turn.token_ids or ()) for turn in turns)
+    cost = EditCost(reused_tokens=shared, computed_tokens=0, left_turns=0, left_tokens=0)
+    return price_words(cost, snapshot)

@@ -5,18 +5,18 @@ from collections.abc import Coroutine, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kvchat.app.turn_thread import ConversationOpened, FeedEvent, Produced, TurnEnded, TurnFailed
 from kvchat.chat.events import LoadingStarted, Prefill, TextDelta, TurnFinished, TurnStarted
 from kvchat.errors import ContextOverflow, PoolExhausted
-from kvchat.session.tree import SessionId, Turn, TurnId, path_token_ids
+from kvchat.session.tree import SessionId, Turn, path_token_ids
 from kvchat.text.answer_footer import overflow_text
 from kvchat.text.fit_text import one_line
-from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.state.conversation_tab import (
     ConversationTab,
     Draft,
+    QueuedTurn,
     State,
     Unsent,
     message_not_stored,
@@ -25,8 +25,6 @@ from kvchat.ui.state.conversation_tab import (
     unseen_words,
     unsent_message,
 )
-from kvchat.ui.state.conversation_tab import QueuedTurn as QueuedTurn
-from kvchat.ui.state.conversation_tab import TurnKind as TurnKind
 from kvchat.ui.terminal.garbage import GarbageSchedule
 from kvchat.ui.widgets.answer import AnswerView
 from kvchat.ui.widgets.transcript import Transcript
@@ -45,6 +43,41 @@ _LEAST_STOPPED_S = 0.5
 """Nobody sees that a shorter answer is being written, and stops it."""
 
 
+class TurnScreen(Protocol):
+    """The screen as the runner sees it."""
+
+    @property
+    def chat(self) -> "Chat": ...
+
+    def warn(self, message: str) -> None: ...
+
+    def conversation_changed(self) -> None: ...
+
+    def queue_changed(self) -> None: ...
+
+    def turn_produced(self) -> None:
+        """Something new has begun in a turn: `TurnRunner.drain` is due. Called in the turn's thread."""
+        ...
+
+    def turn_ended(self) -> None: ...
+
+    def turn_failed(self, error: Exception, unsent: str) -> None:
+        """A turn ended with an error; `unsent` is a message that was not stored."""
+        ...
+
+    def outgrown(self, fits_in: tuple[str, ...]) -> None:
+        """The conversation on screen has no room in the cache; it would have some in these formats."""
+        ...
+
+    def warn_behind(self, conversation: "Conversation | None", message: str) -> None:
+        """Tell something of a conversation that is not on screen; None: it was never made."""
+        ...
+
+    def ended_behind(self, conversation: "Conversation") -> None:
+        """A conversation that is not on screen has nothing left to do."""
+        ...
+
+
 class TurnRunner:
     """Runs the turns of all conversations, one at a time in each, and draws those of the one on screen.
 
@@ -57,10 +90,8 @@ class TurnRunner:
         garbage: when memory is looked through.
     """
 
-    def __init__(
-        self, chat: "Chat", transcript: Transcript, screen: ScreenServices, *, system: str = ""
-    ) -> None:
-        self._chat = chat
+    def __init__(self, screen: TurnScreen, transcript: Transcript, *, system: str) -> None:
+        self._chat = screen.chat
         self._transcript = transcript
         self._screen = screen
         self.garbage = GarbageSchedule()
@@ -69,7 +100,6 @@ class TurnRunner:
         self.tab = ConversationTab(draft=Draft(system=system))
         self._behind: list[ConversationTab] = []
         self._answer: AnswerView | None = None
-        self._question_id: TurnId | None = None
         self._drawing = asyncio.Lock()
         self._counted: tuple[Sequence[Turn], int] = (), 0
         self._outgrown: dict[State, tuple[str, ...]] = {}
@@ -202,7 +232,7 @@ class TurnRunner:
             self._behind.append(self.tab)
             if self.tab.conversation is not None:
                 self._chat.put_behind(self.tab.conversation)
-        self._answer, self._question_id = None, None
+        self._answer = None
         tab = next((tab for tab in self._behind if tab.holds(conversation)), None)
         if tab is not None:
             self._behind.remove(tab)
@@ -227,21 +257,18 @@ class TurnRunner:
     async def drain(self) -> None:
         """Draw what came on screen since the last call, and note what came behind it."""
         async with self._drawing:
-            await self._drain()
-
-    async def _drain(self) -> None:
-        for tab in list(self._behind):
-            self._note_behind(tab)
-        tab = self.tab
-        for is_text, events in groupby(tab.feed.take(), key=lambda event: isinstance(event, TextDelta)):
-            if is_text:
-                deltas = [event for event in events if isinstance(event, TextDelta)]
-                tab.events += deltas
-                await self._draw_text(deltas)
-            else:
-                for event in events:
-                    tab.events.append(event)
-                    await self._draw(event)
+            for tab in list(self._behind):
+                self._note_behind(tab)
+            tab = self.tab
+            for is_text, events in groupby(tab.feed.take(), key=lambda event: isinstance(event, TextDelta)):
+                if is_text:
+                    deltas = [event for event in events if isinstance(event, TextDelta)]
+                    tab.events += deltas
+                    self._draw_text(deltas)
+                else:
+                    for event in events:
+                        tab.events.append(event)
+                        await self._draw(event)
 
     def _note_behind(self, tab: ConversationTab) -> None:
         tab.events += tab.feed.take()
@@ -309,18 +336,17 @@ class TurnRunner:
             case Prefill() if self._answer is not None:
                 self._answer.show_prefill(event)
             case TurnFinished():
-                await self._draw_finish(event)
+                self._draw_finish(event)
             case TurnFailed(error=error):
                 await self._draw_failure(error)
             case TextDelta():
-                await self._draw_text([event])
+                self._draw_text([event])
             case TurnEnded():
                 self._end(self.tab)
                 self._screen.turn_ended()
 
     async def _draw_start(self, event: TurnStarted) -> None:
         first = event.question or event.answer
-        self._question_id = event.question.id if event.question else None
         await self._transcript.cut_after(first.parent_id)
         self._answer = await self._transcript.begin_turn(event.question, event.answer)
         here, moved = self.stored.branch.name, self.stored.diverged_from
@@ -328,7 +354,7 @@ class TurnRunner:
             self._screen.warn(_OWN_BRANCH.format(one_line(here), one_line(moved)))
         self._screen.conversation_changed()
 
-    async def _draw_text(self, deltas: list[TextDelta]) -> None:
+    def _draw_text(self, deltas: list[TextDelta]) -> None:
         if self._answer is None:
             return
         reasoning = "".join(delta.text for delta in deltas if delta.reasoning)
@@ -336,12 +362,12 @@ class TurnRunner:
         if reasoning:
             self._answer.add_reasoning(reasoning)
         if text:
-            await self._answer.add_text(text)
+            self._answer.add_text(text)
 
-    async def _draw_finish(self, event: TurnFinished) -> None:
-        answer, self._answer, self._question_id = self._answer, None, None
+    def _draw_finish(self, event: TurnFinished) -> None:
+        answer, self._answer = self._answer, None
         if answer is not None:
-            await answer.finish(event.answer)
+            answer.finish(event.answer)
         if event.error:
             self._screen.turn_failed(RuntimeError(event.error), "")
         if event.fits_in:
@@ -355,18 +381,17 @@ class TurnRunner:
         kept = self.conversation.turns if self.conversation else ()
         stored = next((turn for turn in kept if answer is not None and turn.id == answer.turn.id), None)
         if answer is not None and stored is not None:
-            await answer.finish(stored)
+            answer.finish(stored)
         elif answer is not None:
-            await answer.give_up()
-        question_id, self._question_id = self._question_id, None
-        is_kept = question_id is not None and any(turn.id == question_id for turn in kept)
+            answer.give_up()
         await self._transcript.cut_after(kept[-1].id if kept else None)
-        pending = self.tab.running
+        unsent = unsent_message(self.tab, self.tab.events)
         if isinstance(error, ContextOverflow):
             asked = next((one.question for one in self.tab.events if isinstance(one, TurnStarted)), None)
             own_len = len(asked.token_ids or ()) if asked is not None else 0
-            error = ContextOverflow(overflow_text(error, pending.text if pending else "", own_len))
-        self._screen.turn_failed(error, pending.text if pending and not is_kept else "")
+            text = self.tab.running.text if self.tab.running else ""
+            error = ContextOverflow(overflow_text(error, text, own_len))
+        self._screen.turn_failed(error, unsent)
         if isinstance(error, PoolExhausted) and error.fits_in:
             self._screen.outgrown(error.fits_in)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -22,7 +23,6 @@ from kvchat.session.tree import Turn
 from kvchat.text.attached_files import shown_message, words_of
 from kvchat.text.fit_text import one_line
 from kvchat.ui.commands import SlashCommand
-from kvchat.ui.controllers.cache_inspector import InspectorController
 from kvchat.ui.controllers.clipboard import Clipboard
 from kvchat.ui.controllers.command_dispatcher import CommandDispatcher
 from kvchat.ui.controllers.composer import ComposerController
@@ -36,9 +36,10 @@ from kvchat.ui.controllers.revisions import RevisionController
 from kvchat.ui.controllers.sending import SendController
 from kvchat.ui.controllers.sessions import SessionController
 from kvchat.ui.controllers.settings import SettingsController
-from kvchat.ui.controllers.turn_runner import QueuedTurn, TurnRunner
+from kvchat.ui.controllers.turn_runner import TurnRunner
 from kvchat.ui.key_names import WINDOW_KEYS, Hint, hints_of, key_name, leave_keys, window_hints
 from kvchat.ui.screens.notices import Notices
+from kvchat.ui.state.conversation_tab import QueuedTurn
 from kvchat.ui.terminal.render_loop import INTERVAL_S, RenderLoop
 from kvchat.ui.widgets.cache.compact_line import CacheLine
 from kvchat.ui.widgets.cache.panel import CachePanel
@@ -49,7 +50,6 @@ from kvchat.ui.widgets.list_search_field import FindField
 from kvchat.ui.widgets.panes import Panes
 from kvchat.ui.widgets.prompt_input import Prompt
 from kvchat.ui.widgets.session_list import SessionList
-from kvchat.ui.widgets.session_rows import SessionListOptions, SessionWithBranches
 from kvchat.ui.widgets.status_bar import StatusBar
 from kvchat.ui.widgets.transcript import Transcript
 from kvchat.ui.widgets.welcome import Welcome
@@ -73,7 +73,7 @@ class ChatScreen(Screen[None]):
 
     Attributes:
         own_keys: the person's other keys, by the ids of what they do.
-        prompt, transcript, turns and the controllers: once the screen is mounted.
+        prompt, transcript, panes, listed, panel, turns and the controllers: once the screen is mounted.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [*WINDOW_KEYS]
@@ -82,23 +82,26 @@ class ChatScreen(Screen[None]):
 
     prompt: Prompt
     transcript: Transcript
+    panes: Panes
+    listed: SessionList
+    panel: CachePanel
     turns: TurnRunner
 
     def __init__(self, chat: "Chat", engine: EngineView, host: "InterfaceHost", initial: str | None) -> None:
         super().__init__()
-        self._chat = chat
-        self._engine = engine
-        self._host = host
+        self.chat = chat
+        self.engine = engine
+        self.host = host
         self._initial = initial
         self.own_keys: Mapping[str, str] = host.appearance().keys
-        self.dialogs = Dialogs(self, self._draw_pending)
-        self.notices = Notices(self, self.own_keys, self.dialogs)
+        self.dialogs = Dialogs(self)
+        self.notices = Notices(self, self.dialogs)
         self._place: object = None
         self._queued_s = 0.0
         self._has_been_seen = False
 
     def compose(self) -> ComposeResult:
-        yield Panes(self.own_keys)
+        yield Panes(id="body")
         yield Composer(id="composer")
         yield CacheLine()
         yield StatusBar(id="status")
@@ -106,37 +109,32 @@ class ChatScreen(Screen[None]):
     def on_mount(self) -> None:
         self.prompt = self.query_one("#prompt", Prompt)
         self.transcript = self.query_one("#transcript", Transcript)
+        self.panes, self.listed = self.query_one(Panes), self.query_one(SessionList)
+        self.panel = self.query_one(CachePanel)
         self.prompt.use_keys(self.own_keys)
         for widget in (self.prompt, self.transcript, *self.query("FindField, SessionList").results(Widget)):
             leave_keys(widget, self.own_keys)
-        chat, host, engine = self._chat, self._host, self._engine
-        self.turns = turns = TurnRunner(chat, self.transcript, self, system=host.appearance().system)
-        self.composer = ComposerController(self, chat, turns)
-        self.revisions = RevisionController(self, chat, turns, self.composer)
-        self.sending = SendController(self, turns, self.composer, self.revisions)
-        self.drafts = DraftController(self, chat.store, turns, self.revisions, self.composer)
-        self.conversations = ConversationController(
-            self, chat, engine, turns, composer=self.composer, revisions=self.revisions, drafts=self.drafts
-        )
-        panel, line = self.query_one(CachePanel), self.query_one(CacheLine)
-        status = self.query_one(StatusBar)
-        self._watch = watch = EngineWatch(engine, turns, panel, line, status, self._phase_changed)
-        self.sessions = SessionController(
-            self, chat.store, host, turns, self.conversations, watch, self._initial
-        )
-        self.branching = MessageActionsController(self, chat, turns, self.conversations, self.composer)
+        self.turns = turns = TurnRunner(self, self.transcript, system=self.host.appearance().system)
+        self.composer = composer = ComposerController(self)
+        self.revisions = revisions = RevisionController(self, composer)
+        self.sending = SendController(self, composer, revisions)
+        self.drafts = DraftController(self, composer, revisions)
+        self.conversations = ConversationController(self, composer, revisions, self.drafts)
+        line, status = self.query_one(CacheLine), self.query_one(StatusBar)
+        self._watch = watch = EngineWatch(self, line, status, self._phase_changed)
+        self.sessions = SessionController(self, self.conversations, watch, self._initial)
+        self.branching = MessageActionsController(self, composer, self.conversations)
         self.clipboard = Clipboard(self)
-        self.settings = SettingsController(self, chat, host, turns, self.conversations)
-        self.formats = FormatController(self, host, turns, self.settings)
-        self.commands = CommandDispatcher(self, chat, turns)
-        self._inspector = InspectorController(self, chat, engine, turns, self._branch_names)
+        self.settings = SettingsController(self, self.conversations)
+        self.formats = FormatController(self, self.settings)
+        self.commands = CommandDispatcher(self)
         self.begin(self.composer.read_history)
         self.prompt.focus()
         self._render_loop = RenderLoop(self, turns.drain)
         self.set_timer(INTERVAL_S, self._look)
         self.conversation_changed()
         if self._initial is not None:
-            self.conversations.open_with(partial(asyncio.to_thread, chat.open, self._initial))
+            self.conversations.open_with(partial(asyncio.to_thread, self.chat.open, self._initial))
         else:
             self.begin(partial(self.drafts.give_back, None))
 
@@ -206,7 +204,7 @@ class ChatScreen(Screen[None]):
         self.interrupt()
 
     def on_text_area_changed(self) -> None:
-        self.query_one(Panes).show_conversation()
+        self.panes.show_conversation()
         self.revisions.text_changed(self.prompt.text)
 
     def queue(self, pending: QueuedTurn) -> None:
@@ -221,9 +219,8 @@ class ChatScreen(Screen[None]):
         """Run what was chosen by name: for the line of the list where the person is there and it can be meant
         for one, else for the conversation on screen, once its argument is written.
         """
-        listed = self.query_one(SessionList)
-        if listed.has_focus and listed.chosen is not None and command.is_for_lines:
-            listed.action_ask(command.name)
+        if self.listed.has_focus and self.listed.chosen is not None and command.is_for_lines:
+            self.listed.action_ask(command.name)
         elif command.needs_argument:
             self.prompt.restore_command(f"/{command.name} ")
         else:
@@ -238,22 +235,10 @@ class ChatScreen(Screen[None]):
         self.commands.run(f"/{command}")
 
     def action_sessions(self) -> None:
-        if self.query_one(Panes).hide_sessions():
+        if self.panes.hide_sessions():
             self.prompt.focus()
         else:
             self.show_sessions_pane()
-
-    def action_find(self, words: str = "") -> None:
-        self.query_one(Panes).find(words)
-
-    def action_cache(self) -> None:
-        self.query_one(Panes).toggle_cache()
-
-    def action_layers(self) -> None:
-        self.query_one(CachePanel).toggle_expanded()
-
-    def action_freeze(self) -> None:
-        self.query_one(CachePanel).toggle_frozen()
 
     async def action_page(self, direction: int) -> None:
         """Scroll the conversation by a page; near the top, earlier messages are mounted first."""
@@ -262,19 +247,16 @@ class ChatScreen(Screen[None]):
         else:
             self.transcript.scroll_page_down()
 
-    def action_inspect(self) -> None:
+    def show_blocks(self) -> None:
         from kvchat.ui.screens.inspector import InspectorScreen
 
-        self.begin(partial(self.dialogs.ask, InspectorScreen(self._inspector)))
+        self.begin(partial(self.dialogs.ask, InspectorScreen(self, self._watch, self._branch_names)))
 
     def action_editor(self) -> None:
         self.clipboard.edit_prompt(self.prompt.text)
 
     def action_reasoning(self) -> None:
         self.transcript.fold_reasoning()
-
-    def action_to_prompt(self) -> None:
-        self.prompt.focus()
 
     async def action_messages(self) -> None:
         """Walk through the messages; pressed again, choose what to do with the one walked to."""
@@ -298,8 +280,8 @@ class ChatScreen(Screen[None]):
 
     def action_stop(self) -> None:
         """Go back to the prompt from where the person has gone; from there, stop what there is to stop."""
-        if isinstance(self.focused, SessionList | FindField):
-            self.leave_sessions()
+        if isinstance(self.focused, SessionList):
+            self.action_leave_sessions()
         elif self.transcript.selected is not None:
             self.prompt.focus()
         elif self.prompt.is_completing:
@@ -338,40 +320,33 @@ class ChatScreen(Screen[None]):
     # The list of sessions
 
     def show_sessions_pane(self) -> None:
-        self.query_one(Panes).show_sessions()
+        self.panes.show_sessions()
         self.sessions.refresh()  # another window may have changed them
-
-    def show_tree(self) -> None:
-        """Let the person go to another branch of the conversation on screen."""
-        self.show_sessions_pane()
-        self.query_one(SessionList).show_active()
-
-    def draw_sessions(self, sessions: Sequence[SessionWithBranches], options: SessionListOptions) -> None:
-        if self.is_attached and self.query(SessionList):  # the window may have been closed meanwhile
-            self.query_one(SessionList).show_sessions(sessions, options)
 
     def on_input_changed(self, event: Input.Changed) -> None:
         self.sessions.find(event.value.strip())
 
     def on_session_list_opened(self, event: SessionList.Opened) -> None:
-        self.leave_sessions()
+        self.action_leave_sessions()
         if event.turn_id is not None:  # on a new branch where none leads there any more
-            opener = partial(self._chat.open_at, event.turn_id)
+            opener = partial(self.chat.open_at, event.turn_id)
         else:
-            opener = partial(self._chat.open, event.session_id, event.branch)
+            opener = partial(self.chat.open, event.session_id, event.branch)
         self.conversations.open_with(partial(asyncio.to_thread, opener))
 
     @work(exclusive=True, group="prefetch")
     async def on_session_list_selected(self, event: SessionList.Selected) -> None:
         """Load ahead of use what may be opened next, but not under a dialog, which may delete it."""
         if self.is_active:
-            await self.conversations.prefetch(event.session_id, event.branch)
+            here = self.turns.conversation
+            with suppress(KvchatError):  # it shows when that is opened
+                await asyncio.to_thread(self.chat.prefetch, event.session_id, event.branch, here)
 
     def on_session_list_asked(self, event: SessionList.Asked) -> None:
         self.commands.run_on_line(event.command, event.session_id, event.branch)
 
-    def leave_sessions(self) -> None:
-        self.query_one(Panes).leave_sessions()
+    def action_leave_sessions(self) -> None:
+        self.panes.leave_sessions()
         self.prompt.focus()
 
     # What turns report
@@ -438,10 +413,6 @@ class ChatScreen(Screen[None]):
         for composer in self.query(Composer):  # none while the window is being closed
             composer.draw_lines(place, lines)
 
-    def _draw_pending(self, waiting: Sequence[str]) -> None:
-        key = key_name(self.own_keys, "answer")
-        self.draw_lines("offers", [f"{words} · {key} opens" for words in waiting])
-
     def on_descendant_focus(self) -> None:
         self.draw_hints()
 
@@ -457,12 +428,12 @@ class ChatScreen(Screen[None]):
         if self._watch.status.phase is EnginePhase.FAILED:
             return (Hint("/reload loads it again"),)
         is_editing = self.revisions.editing is not None
-        is_covered = not self.query_one(Panes).has_conversation
+        is_covered = not self.panes.has_conversation
         is_busy = self.turns.is_busy
         return window_hints(self.own_keys, is_busy=is_busy, is_editing=is_editing, is_covered=is_covered)
 
     def _draw_queue(self) -> None:
-        waiting = [one_line(shown_message(one.text)) or one.kind.value for one in self.turns.tab.queue]
+        waiting = [one_line(shown_message(one.text)) or one.name for one in self.turns.tab.queue]
         asked = [f"changed {one_line(shown_message(text))}" for text in self.revisions.asked]
         self.draw_lines("queue", [*asked, *(f"queued  {line}" for line in waiting)])
 
@@ -473,7 +444,7 @@ class ChatScreen(Screen[None]):
 
     def _look(self) -> None:
         """Draw the engine's state, and come back: often while an answer is written."""
-        until_next_s = self._watch.look(self._branch_names(), self._inspector.on_screen())
+        until_next_s = self._watch.look(self._branch_names())
         self.set_timer(until_next_s, self._look)
         if monotonic() - self.dialogs.typed_s > _TYPING_S:
             self.sessions.keep_fresh()
@@ -510,7 +481,7 @@ class ChatScreen(Screen[None]):
             if editing is not None:
                 text = editing_text(self.revisions.number, self.revisions.costs, width, stop)
             else:
-                stored = self.sessions.sessions.title(conversation.session.id) if conversation else None
+                stored = self.sessions.sessions.titles.get(conversation.session.id) if conversation else None
                 temporary = _TEMPORARY if self.conversations.temporary.is_shown else ""
                 title, note = stored or self.turns.tab.draft.title or temporary, self.conversations.note(stop)
                 text = heading_text(conversation, title, width, note, model_parts(self.snapshot))
@@ -521,5 +492,5 @@ class ChatScreen(Screen[None]):
             self.draw_hints()
 
     def _draw_welcome(self) -> None:
-        model = self._chat.model if self._watch.is_ready else None  # while it loads it may not be made
+        model = self.chat.model if self._watch.is_ready else None  # while it loads it may not be made
         self.query_one(Welcome).show(self._watch.status.phase, model, len(self.sessions.sessions.entries))

@@ -98,6 +98,7 @@ class CompareScreen(InterruptingDialog[Turn | None]):
         self._feed = TurnThread()
         self.answers: tuple[Turn, ...] = ()
         self._problem: str | None = None
+        self._views = [CandidateView(number) for number in range(num)]
         self._chosen = 0
         self._is_typing = False
         self._is_held_back = False
@@ -109,8 +110,7 @@ class CompareScreen(InterruptingDialog[Turn | None]):
         with Vertical(classes="compare"):
             yield self._status
             with Grid(id="candidates"):
-                for number in range(self._num):
-                    yield CandidateView(number)
+                yield from self._views
             yield Static("", id="compare-prompt", markup=False)
             yield Static("", id="compare-keys", markup=False)
 
@@ -176,7 +176,7 @@ class CompareScreen(InterruptingDialog[Turn | None]):
                     parts = progress_parts(event, self._pace.left_s(event))
                     self._status.update(Content(" · ".join(parts)))
                 case SampleDelta() if not event.reasoning:
-                    self._view(event.sample).add(event.text)
+                    self._views[event.sample].add(event.text)
                 case SamplesFinished(answers=answers, error=error):
                     self.answers, self._problem = answers, error
                     self._finish()
@@ -188,7 +188,7 @@ class CompareScreen(InterruptingDialog[Turn | None]):
 
     def _finish(self) -> None:
         for number, answer in enumerate(self.answers):
-            self._view(number).finish(answer)
+            self._views[number].finish(answer)
         usage = self.answers[0].usage
         if usage.prompt_tokens:
             parts = f"reused {count_text(usage.cached_tokens)} of {count_text(usage.prompt_tokens)}"
@@ -198,9 +198,6 @@ class CompareScreen(InterruptingDialog[Turn | None]):
             if len(texts) == 1 and all(answer.finish is Finish.COMPLETE for answer in self.answers):
                 words = f"all {self._num} alike, by chance · {words}"
             self._status.update(Content(words))
-
-    def _view(self, number: int) -> CandidateView:
-        return list(self.query(CandidateView))[number]
 
     def _show_prompt(self) -> None:
         """Show the prompt's line around its cursor."""
@@ -213,7 +210,7 @@ class CompareScreen(InterruptingDialog[Turn | None]):
         )
 
     def _show(self) -> None:
-        for number, view in enumerate(self.query(CandidateView)):
+        for number, view in enumerate(self._views):
             view.show(is_chosen=number == self._chosen)
             view.display = number == self._chosen or not self._shows_one
         keys = "esc stops them all" if self._feed.is_running else "esc keeps the old answer"

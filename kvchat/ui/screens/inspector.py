@@ -1,11 +1,12 @@
 """The cache from inside: whose blocks there are, each block or layer of one, and what moved and why."""
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import replace
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from enum import StrEnum
 from time import monotonic, strftime
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from textual import events, work
 from textual.app import ComposeResult
@@ -19,7 +20,9 @@ from kvchat.engine.api.snapshot import LayerUsage
 from kvchat.errors import KvchatError
 from kvchat.text.figures import bytes_text, count_text
 from kvchat.text.fit_text import fitted
-from kvchat.ui.controllers.cache_inspector import InspectorController
+from kvchat.ui.controllers.clipboard import named_file, write_text
+from kvchat.ui.controllers.engine_watch import EngineWatch
+from kvchat.ui.controllers.screen_services import ScreenServices
 from kvchat.ui.screens.dialog import Dialog
 from kvchat.ui.state.cache_history import SHOWN_S
 from kvchat.ui.widgets.cache.block_table import BlockTable, BlockWithWords, RowList
@@ -35,8 +38,9 @@ from kvchat.ui.widgets.cache.inspector_rows import (
     place_text,
     source_heading,
     source_row,
+    sources,
 )
-from kvchat.ui.widgets.cache.panel_rows import layer_rows, layer_section
+from kvchat.ui.widgets.cache.panel_rows import BranchNames, layer_rows, layer_section
 from kvchat.ui.widgets.cache.row_view import Look, Row, row_content, row_text
 
 _INTERVAL_S = 0.5
@@ -62,7 +66,11 @@ _KEYS = "esc closes · {} · w write · f freeze"
 
 
 class InspectorScreen(Dialog[None]):
-    """Follows the engine until it is frozen."""
+    """Follows the engine, which answers between two steps, until it is frozen.
+
+    Args:
+        names: says what live branches are called.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("left,shift+tab", "source(-1)", "Before"),
@@ -74,9 +82,14 @@ class InspectorScreen(Dialog[None]):
         Binding("escape,f7,q,ctrl+c", "dismiss(None)", "Close"),
     ]
 
-    def __init__(self, reader: InspectorController) -> None:
+    def __init__(
+        self, services: ScreenServices, watch: EngineWatch, names: Callable[[], BranchNames]
+    ) -> None:
         super().__init__()
-        self._reader = reader
+        self._services = services
+        self._watch = watch
+        self._branch_names = names
+        self._words: dict[tuple[int, ...], str] = {}
         self._view = InspectorView.BLOCKS
         self._sources: Sequence[RowSource] = ()
         self._chosen = 0
@@ -126,11 +139,24 @@ class InspectorScreen(Dialog[None]):
 
     def action_write(self) -> None:
         if self._view is InspectorView.EVENTS:
-            self._reader.write("events", self._shown_events[::-1])
+            self._write("events", self._shown_events[::-1])
         elif self._view is InspectorView.BLOCKS:
-            self._reader.write("blocks", [block for block, _ in self.query_one(BlockTable).values])
+            self._write("blocks", [block for block, _ in self.query_one(BlockTable).values])
         else:
-            self._reader.write("layers", self._shown_layers)
+            self._write("layers", self._shown_layers)
+
+    def _write(self, what: str, values: Sequence[Any]) -> None:
+        """Write values as JSON Lines to a file with a word in its name, and tell it."""
+        if not values:
+            self._services.warn(f"there are no {what} to write")
+            return
+
+        async def write() -> None:
+            lines = "".join(f"{json.dumps(asdict(value))}\n" for value in values)
+            file = named_file(f"kvchat-{what}", ".jsonl")
+            self._services.tell(await asyncio.to_thread(write_text, file, lines), title=what)
+
+        self._services.begin(write)
 
     def action_freeze(self) -> None:
         self._frozen_at = "" if self._frozen_at else strftime("%H:%M:%S")
@@ -157,7 +183,9 @@ class InspectorScreen(Dialog[None]):
     @work(exclusive=True, group="inspect")
     async def _read(self) -> None:
         before = self._source
-        self._sources = self._reader.sources()
+        snapshot = self._watch.snapshot
+        found = [] if snapshot is None else sources(snapshot, self._branch_names(), self._watch.on_screen())
+        self._sources = sorted(found, key=lambda source: source.mark != "●")  # that on screen first
         known = [
             number for number, one in enumerate(self._sources) if before and one.request == before.request
         ]
@@ -170,16 +198,26 @@ class InspectorScreen(Dialog[None]):
                 if self._view is InspectorView.EVENTS:
                     await self._read_events()
                 elif self._view is InspectorView.BLOCKS:
-                    self._show(await asyncio.to_thread(self._reader.blocks, source))
+                    self._show(await asyncio.to_thread(self._blocks, source))
                 self._problem = ""
             except KvchatError as error:
                 self._problem = str(error)
         self._draw()
 
+    def _blocks(self, source: RowSource) -> Sequence[BlockWithWords]:
+        """Return the blocks of a source, each with its words. Waits for the engine."""
+        words: dict[tuple[int, ...], str] = {}
+        blocks = self._services.engine.inspect(replace(source.request, with_states=True))
+        for block in blocks:
+            ids = block.token_ids
+            words[ids] = self._words.get(ids) or self._services.chat.variants.words(ids)
+        self._words = words
+        return [(block, words[block.token_ids]) for block in blocks]
+
     async def _read_events(self) -> None:
         """Take the events since the last one, which may have grown."""
         since = self._events[-1].number if self._events else 0
-        newer = await asyncio.to_thread(self._reader.events, since)
+        newer = await asyncio.to_thread(self._services.engine.cache_events, since)
         self._events = [*(one for one in self._events if one.number < since), *newer][-MOST_EVENTS:]
 
     @property
@@ -193,7 +231,7 @@ class InspectorScreen(Dialog[None]):
 
     @property
     def _shown_layers(self) -> Sequence[LayerUsage]:
-        snapshot = self._reader.snapshot
+        snapshot = self._watch.snapshot
         if snapshot is None:
             return ()
         return layers_of(self._source if self._view is InspectorView.LAYERS else None, snapshot)
@@ -232,10 +270,10 @@ class InspectorScreen(Dialog[None]):
 
     def _draw_rows(self, width: int) -> tuple[str, Row]:
         """Show the rows, where they are not blocks; return the title and the heading."""
-        source, snapshot = self._source, self._reader.snapshot
+        source, snapshot = self._source, self._watch.snapshot
         room = width - 1  # beside a scrollbar
         if self._view is InspectorView.EVENTS:
-            found, titles = self._shown_events, self._reader.titles
+            found, titles = self._shown_events, self._branch_names().of_sessions
             self.query_one("#inspector-rows", RowList).show(found, lambda one: event_row(one, titles, room))
             return events_title(found, self._kind), event_heading(room)
         if self._view is InspectorView.BLOCKS or snapshot is None:
@@ -255,6 +293,6 @@ class InspectorScreen(Dialog[None]):
     def _draw_detail(self) -> None:
         place = self.query_one("#inspector-detail", Static)
         block, words = self.query_one(BlockTable).block or (None, "")
-        snapshot = self._reader.snapshot
+        snapshot = self._watch.snapshot
         groups = snapshot.groups if snapshot else ()
         place.update(Content("\n".join(detail_lines(block, groups, words, place.content_size.width))))

@@ -1,6 +1,6 @@
 """Notices of this run: shown for some seconds, or until they are dismissed, and kept to be read again."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from time import localtime, strftime
 from typing import ClassVar
 
@@ -15,7 +15,7 @@ from textual.widgets import Static
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.text.fit_text import one_line
 from kvchat.ui.controllers.dialogs import Dialogs
-from kvchat.ui.key_names import key_name
+from kvchat.ui.key_names import name_for
 from kvchat.ui.screens.dialog import Dialog
 from kvchat.ui.widgets.composer import Composer
 
@@ -26,9 +26,8 @@ _SHORT = {"information": "info"}
 class Notices:
     """Shows notices on a screen, and keeps the newest."""
 
-    def __init__(self, screen: Screen[None], own_keys: Mapping[str, str], dialogs: Dialogs) -> None:
+    def __init__(self, screen: Screen[None], dialogs: Dialogs) -> None:
         self._screen = screen
-        self._own_keys = own_keys
         self._dialogs = dialogs
         self._lines: list[str] = []
         self._standing: dict[str, str] = {}
@@ -73,9 +72,9 @@ class Notices:
         self._lines = [*self._lines, line][-_MOST:]
 
     def _draw(self) -> None:
-        key = key_name(self._own_keys, "notices")
-        lines = [f"! {words} · {key} dismisses" for words in self._standing.values()]
         for composer in self._screen.query(Composer):  # none while the window is being closed
+            key = name_for(composer, "notices")
+            lines = [f"! {words} · {key} dismisses" for words in self._standing.values()]
             composer.draw_lines("notices", lines)
 
 

@@ -1,7 +1,7 @@
 """An answer as tokens: what else could have come, and going on from there."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from typing import ClassVar
 
 from textual import work
@@ -10,7 +10,6 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.style import Style
-from textual.timer import Timer
 from textual.widgets import Static
 
 from kvchat.chat.events import Alternative
@@ -66,7 +65,6 @@ class TokensScreen(InterruptingDialog[TokenChoice | None]):
         self._known: dict[int, Sequence[Alternative]] = {}
         self._price = ""
         self._problem = ""
-        self._look_soon: Timer | None = None
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog tokens"):
@@ -87,9 +85,7 @@ class TokensScreen(InterruptingDialog[TokenChoice | None]):
     def action_move(self, step: int) -> None:
         self._at = min(max(0, self._at + step), len(self._texts) - 1)
         self._chosen, self._price, self._problem = 0, "", ""
-        if self._look_soon is not None:
-            self._look_soon.stop()
-        self._look_soon = self.set_timer(_REST_S, partial(self._look_up, self._at))
+        self._look_up(self._at)
         self._draw()
 
     def action_choose(self, step: int) -> None:
@@ -103,6 +99,7 @@ class TokensScreen(InterruptingDialog[TokenChoice | None]):
 
     @work(exclusive=True, group="look")
     async def _look_up(self, at: int) -> None:
+        await asyncio.sleep(_REST_S)  # on the way through the answer nothing is looked up
         try:
             if at not in self._known:
                 self._known[at] = await self._alternatives(at)

@@ -1,9 +1,8 @@
 """One conversation that is open in the interface: what runs and waits in it, and what of it is not stored."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from kvchat.app.turn_thread import FeedEvent, TurnFailed, TurnThread
@@ -43,42 +42,23 @@ class Unsent:
     text: str
 
 
-class TurnKind(StrEnum):
-    SEND = "send"
-    EDIT = "edit"
-    RETRY = "retry"
-    CONTINUE = "continue"
-    TOKEN = "token"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuedTurn:
-    """A turn that waits. `text` is the message of SEND and EDIT; `turn_id` the message that EDIT changes, or
-    the answer in which TOKEN puts another token `at` a place. `reading`: what was read ahead of the message.
+    """A turn that waits, and what runs it: in its thread, with the chat as it is by then.
+
+    Args:
+        text: the message that it sends; where there is none, `name` is shown while it waits.
+        reading: what was read ahead of the message.
     """
 
-    kind: TurnKind
+    run: "Callable[[Chat, Conversation], Iterator[ChatEvent]]"
     text: str = ""
-    turn_id: TurnId | None = None
-    at: int = 0
-    token_id: int = 0
+    name: str = ""
     reading: "ReadAhead | None" = None
 
-    def run(self, chat: "Chat", conversation: "Conversation") -> Iterator[ChatEvent]:
-        match self.kind:
-            case TurnKind.SEND:
-                yield from chat.send(conversation, self.text)
-            case TurnKind.EDIT:
-                assert self.turn_id is not None
-                yield from chat.edit(conversation, self.turn_id, self.text)
-            case TurnKind.RETRY:
-                yield from chat.retry(conversation)
-            case TurnKind.CONTINUE:
-                yield from chat.continue_answer(conversation)
-            case TurnKind.TOKEN:
-                assert self.turn_id is not None
-                tokens = chat.variants.tokens
-                yield from tokens.go_on(conversation, self.turn_id, self.at, self.token_id, chat.sampling)
+
+def message_turn(text: str, reading: "ReadAhead | None" = None) -> QueuedTurn:
+    return QueuedTurn(run=lambda chat, here: chat.send(here, text), text=text, reading=reading)
 
 
 @dataclass(slots=True, eq=False)
@@ -150,8 +130,8 @@ def turns_before(tab: ConversationTab) -> Sequence[Turn]:
 def unsent_message(tab: ConversationTab, events: Sequence[FeedEvent]) -> str:
     """Return the message of a turn that failed, where it is not stored."""
     turns = tab.conversation.turns if tab.conversation else ()
-    started = next((event for event in events if isinstance(event, TurnStarted)), None)
-    is_kept = started is not None and started.question in turns
+    asked = next((event.question for event in events if isinstance(event, TurnStarted)), None)
+    is_kept = asked is not None and any(turn.id == asked.id for turn in turns)
     return tab.running.text if tab.running is not None and not is_kept else ""
 
 

@@ -60,9 +60,6 @@ class StoredSessions:
     def session(self, session_id: SessionId) -> Session | None:
         return next((session for session, _ in self.entries if session.id == session_id), None)
 
-    def title(self, session_id: SessionId) -> str | None:
-        return self.titles.get(session_id)
-
     def branch_names(self, here: "Conversation | None", opened: "Iterable[Conversation]") -> BranchNames:
         """Name the live branches of a session by its title; where several are known, those of the session on
         screen by branch, those of another by both.
@@ -81,4 +78,4 @@ class StoredSessions:
         name = one_line(known.branch.name)
         if here is not None and known.session.id == here.session.id:
             return name
-        return f"{self.title(known.session.id) or known.session.id}{STEP}{name}"
+        return f"{self.titles.get(known.session.id) or known.session.id}{STEP}{name}"

@@ -150,15 +150,11 @@ def _descriptor_to(fd: int, target_fd: int) -> Iterator[None]:
         os.dup2(target_fd, fd)
         yield
     finally:
-        _flush_streams()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:  # closed from the beginning
+                stream.flush()
         os.dup2(saved_fd, fd)
         os.close(saved_fd)
-
-
-def _flush_streams() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:  # closed from the beginning
-            stream.flush()
 
 
 @contextmanager

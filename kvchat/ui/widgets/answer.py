@@ -185,7 +185,7 @@ class AnswerView(Column):
     def show_prefill(self, prefill: Prefill) -> None:
         self._footer.show_parts(progress_parts(prefill, self._pace.left_s(prefill)))
 
-    async def add_text(self, text: str) -> None:
+    def add_text(self, text: str) -> None:
         """Add model text; control characters are dropped."""
         self._body.write(clean_text(text))
 
@@ -198,7 +198,7 @@ class AnswerView(Column):
         if self._reasoning is not None:
             self._reasoning.fold(is_folded)
 
-    async def finish(self, turn: Turn) -> None:
+    def finish(self, turn: Turn) -> None:
         self.turn = turn
         self._body.finish(clean_text(turn.text))
         self._show_reasoning(clean_text(turn.reasoning))
@@ -209,7 +209,7 @@ class AnswerView(Column):
             self._ending = EndingLine(turn)
             self._mount(self._ending, before=self._footer)
 
-    async def give_up(self) -> None:
+    def give_up(self) -> None:
         """End the stream where no stored answer came; what was shown stays."""
         if self.is_streaming:
             self._body.finish(self._body.source)

@@ -116,7 +116,9 @@ class _Fence(CodeBlock):
     @classmethod
     def create(cls, markdown: Markdown, token: Token) -> "_Fence":
         assert isinstance(markdown, AnswerMarkdown)
-        return cls(token.info.partition(" ")[0] or "text", markdown.look)
+        # While it grows it is not highlighted: to do so for every append is quadratic.
+        name = "" if markdown.is_growing else token.info.partition(" ")[0]
+        return cls(name or "text", markdown.look)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         code, look = str(self.text).rstrip(), self._look
@@ -133,17 +135,8 @@ class _Fence(CodeBlock):
         yield from edges
 
 
-class _PlainFence(_Fence):
-    """A code block without highlighting: to highlight it for every append is quadratic."""
-
-    @classmethod
-    def create(cls, markdown: Markdown, token: Token) -> "_PlainFence":
-        assert isinstance(markdown, AnswerMarkdown)
-        return cls("text", markdown.look)
-
-
 class AnswerMarkdown(Markdown):
-    """An answer's text as a Rich renderable, in the colours of an app."""
+    """An answer's text, or a part that still grows, as a Rich renderable in the colours of an app."""
 
     elements: ClassVar = {
         **Markdown.elements,
@@ -153,8 +146,9 @@ class AnswerMarkdown(Markdown):
         "code_block": _Fence,
     }
 
-    def __init__(self, text: str, app: App[Any]) -> None:
+    def __init__(self, text: str, app: App[Any], *, is_growing: bool = False) -> None:
         super().__init__("", hyperlinks=False)
+        self.is_growing = is_growing
         self.markup = text
         self.parsed = _parser().parse(text)
         self.look = _look_of(app)
@@ -162,12 +156,6 @@ class AnswerMarkdown(Markdown):
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         with console.use_theme(self.look.theme):
             yield from super().__rich_console__(console, options)
-
-
-class _GrowingMarkdown(AnswerMarkdown):
-    """A block that is not complete yet."""
-
-    elements: ClassVar = {**AnswerMarkdown.elements, "fence": _PlainFence, "code_block": _PlainFence}
 
 
 class StaticText(Static):
@@ -214,9 +202,7 @@ class StaticText(Static):
             done, self._growing = self._growing[:start], self._growing[start:]
             self._complete += done
             if self._width:
-                self._complete_lines = _joined(
-                    self._complete_lines, self._render_lines(AnswerMarkdown(done, self.app))
-                )
+                self._complete_lines = _joined(self._complete_lines, self._render_lines(done))
         before = len(self._rendered)
         if self._width:
             self._rendered = self._with_growing()
@@ -258,20 +244,19 @@ class StaticText(Static):
         look = _look_of(self.app)
         if (width, look) != (self._width, self._look):
             self._width, self._look = width, look
-            self._complete_lines = (
-                self._render_lines(AnswerMarkdown(self._complete, self.app)) if self._complete else ()
-            )
+            self._complete_lines = self._render_lines(self._complete)
             self._rendered = self._with_growing()
         return self._rendered
 
     def _with_growing(self) -> Sequence[Line]:
         if not self._growing.strip():
             return self._complete_lines or ((),)
-        return _joined(self._complete_lines, self._render_lines(_GrowingMarkdown(self._growing, self.app)))
+        return _joined(self._complete_lines, self._render_lines(self._growing, is_growing=True))
 
-    def _render_lines(self, markdown: AnswerMarkdown) -> Sequence[Line]:
-        if not markdown.markup.strip():
+    def _render_lines(self, text: str, *, is_growing: bool = False) -> Sequence[Line]:
+        if not text.strip():
             return ()
+        markdown = AnswerMarkdown(text, self.app, is_growing=is_growing)
         options = self.app.console_options.update(width=self._width, highlight=False)
         segments = self.app.console.render(markdown, options)
         return tuple(Segment.split_and_crop_lines(segments, self._width, include_new_lines=False, pad=False))

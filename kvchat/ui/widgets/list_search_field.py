@@ -15,7 +15,7 @@ class FindField(Input):
         Binding("up", "move(-1)", "Up", show=False),
         Binding("down", "move(1)", "Down", show=False),
         Binding("enter", "submit", "Open"),
-        Binding("escape", "screen.stop", "Back"),
+        Binding("escape", "screen.leave_sessions", "Back"),
     ]
 
     virtual_size = Reactive(Size(0, 0))

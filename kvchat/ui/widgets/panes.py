@@ -1,13 +1,12 @@
 """Panes of the window side by side: sessions, conversation, cache; those that fit are shown."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 from textual.widgets import Input, Static
 
-from kvchat.ui.key_names import key_name
+from kvchat.ui.key_names import name_for
 from kvchat.ui.widgets.cache.panel import CachePanel
 from kvchat.ui.widgets.list_search_field import FindField
 from kvchat.ui.widgets.session_list import SessionList
@@ -95,23 +94,10 @@ class SessionsPane(Vertical):
 
     DEFAULT_CLASSES = "pane"
 
-    def __init__(self, find_key: str) -> None:
-        super().__init__(id="sessions-pane")
-        self._find_key = find_key
-
     def compose(self) -> ComposeResult:
         yield Static("sessions", classes="pane-title", markup=False)
-        yield FindField(f"find · {self._find_key}", id="find")
+        yield FindField(f"find · {name_for(self, 'find')}", id="find")
         yield SessionList(id="sessions")
-
-    def find(self, words: str) -> None:
-        field = self.query_one(FindField)
-        field.value = words or field.value
-        field.cursor_position = len(field.value)
-        field.focus()
-
-    def clear(self) -> None:
-        self.query_one(FindField).value = ""
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         event.stop()
@@ -131,13 +117,10 @@ class Heading(Static):
 class Panes(Horizontal):
     """Shows and hides panes as the person asks and the width allows."""
 
-    def __init__(self, own_keys: Mapping[str, str]) -> None:
-        super().__init__(id="body")
-        self._own_keys = own_keys
-        self._request = PaneRequest()
+    _request = PaneRequest()
 
     def compose(self) -> ComposeResult:
-        yield SessionsPane(key_name(self._own_keys, "find"))
+        yield SessionsPane(id="sessions-pane")
         with Vertical(id="conversation-pane"):
             yield Heading("", id="heading", markup=False)
             yield Transcript(id="transcript")
@@ -154,7 +137,7 @@ class Panes(Horizontal):
     def _show(self, widths: PaneWidths) -> None:
         sessions = self.query_one(SessionsPane)
         if not widths.sessions and sessions.has_focus_within:
-            self.call_later(self.screen.leave_sessions)  # type: ignore[attr-defined]
+            self.call_later(self.screen.action_leave_sessions)  # type: ignore[attr-defined]
         self.screen.set_class(widths.cache > 0, "-cache")
         for name, columns in (("#sessions-pane", widths.sessions), ("#cache-pane", widths.cache)):
             pane = self.query_one(name)
@@ -188,11 +171,14 @@ class Panes(Horizontal):
 
     def find(self, words: str) -> None:
         self._change(replace(self._request, sessions=True, last="sessions"))
-        self.query_one(SessionsPane).find(words)
+        field = self.query_one(FindField)
+        field.value = words or field.value
+        field.cursor_position = len(field.value)
+        field.focus()
 
     def leave_sessions(self) -> None:
         """Show the conversation again, which a narrow terminal shows in the place of the sessions."""
-        self.query_one(SessionsPane).clear()
+        self.query_one(FindField).value = ""
         self.show_conversation()
 
     def toggle_cache(self) -> None:

@@ -10,7 +10,7 @@ from textual.message import Message
 from textual.widgets import TextArea
 
 from kvchat.text.attached_files import cleaned, is_long, looks_binary, tidy
-from kvchat.ui.commands import SlashCommand, completions, message_text
+from kvchat.ui.commands import SlashCommand, completions
 from kvchat.ui.key_names import keys_of
 from kvchat.ui.state.completion import Argument, PathChoice, Source, arguments, path_at_end, path_choices
 
@@ -305,7 +305,8 @@ class Prompt(TextArea):
         if not text.strip():
             return
         is_command = self._has_typed_slash and not text.startswith("//")
-        sent = text if is_command else message_text(text, is_typed_slash=self._has_typed_slash)
+        # `//x` was typed to say `/x`.
+        sent = text[1:] if self._has_typed_slash and not is_command else text
         taken = {self.text, text, self._walk.origin[0] if self._walk is not None else text}
         if self._walk is not None:
             self.note_found(self._walk.origin[0])

@@ -51,10 +51,8 @@ def status_text(figures: StatusFigures, width: int, hints: Sequence[Hint] = ()) 
 class StatusBar(Static):
     """One line under the prompt. A click on a key is as good as the key."""
 
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__("", id=id, markup=False)
-        self._figures: StatusFigures | None = None
-        self._hints: Sequence[Hint] = ()
+    _figures: StatusFigures | None = None
+    _hints: Sequence[Hint] = ()
 
     def show_figures(self, figures: StatusFigures) -> None:
         if figures != self._figures:

@@ -6,7 +6,7 @@ import pytest
 from rich.cells import cell_len
 
 from kvchat.errors import ContextOverflow
-from kvchat.ui.controllers.turn_runner import QueuedTurn, TurnKind
+from kvchat.ui.state.conversation_tab import message_turn
 from tests.ui.harness import talk, window
 from tests.ui.scripted import Answer
 from tests.ui.scripted_variants import ScriptedReading
@@ -141,6 +141,6 @@ async def test_wide_and_right_to_left_text_keeps_the_window_in_order(tmp_path: P
 async def test_what_was_read_for_a_queued_message_is_let_go_when_the_queue_is_emptied(tmp_path: Path) -> None:
     async with window(tmp_path) as shown:
         reading = ScriptedReading("one two")
-        shown.screen.turns.add(QueuedTurn(kind=TurnKind.SEND, text="why?", reading=reading))
+        shown.screen.turns.add(message_turn("why?", reading))
         assert shown.screen.turns.stop() == "why?"
         assert reading.is_stopped

@@ -6,6 +6,8 @@ from threading import Event
 import pytest
 from textual import events
 
+from kvchat.app.interface_types import Appearance
+from kvchat.ui.widgets.list_search_field import FindField
 from tests.ui.harness import talk, talk_window, window
 from tests.ui.scripted import Answer
 
@@ -42,6 +44,20 @@ async def test_esc_in_the_list_and_on_the_walk_goes_back_and_the_answer_goes_on(
         await shown.until(lambda: shown.screen.prompt.text == "and then?")
         hold.set()
         await shown.until_shown("interrupted")
+
+
+async def test_a_stop_key_of_ones_own_stops_from_the_search_field_which_esc_leaves(tmp_path: Path) -> None:
+    hold = Event()
+    answer, own_keys = Answer(text="first and later", hold=hold), Appearance(keys={"stop": "f12"})
+    async with window(tmp_path, answer, prepare=talk, appearance=own_keys) as shown:
+        await shown.say("go")
+        await shown.until_shown("first")
+        await shown.pilot.press("ctrl+f", "f12")
+        hold.set()
+        await shown.until_shown("interrupted")
+        assert isinstance(shown.app.focused, FindField)
+        await shown.pilot.press("escape")
+        await shown.until(lambda: shown.app.focused is shown.screen.prompt)
 
 
 async def test_a_stop_that_comes_too_late_throws_no_aside_away(tmp_path: Path) -> None:

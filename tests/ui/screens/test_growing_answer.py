@@ -12,7 +12,7 @@ from textual.screen import Screen
 
 from kvchat.session.tree import Finish, SessionId, TurnId
 from kvchat.ui.widgets.answer import AnswerView
-from kvchat.ui.widgets.answer_markdown import AnswerMarkdown, Line, StaticText
+from kvchat.ui.widgets.answer_markdown import Line, StaticText
 from kvchat.ui.widgets.composer import Composer
 from tests.ui.harness import Window, window
 from tests.ui.records import ANSWER
@@ -66,7 +66,7 @@ class Drawn:
 
 async def add(shown: Window, view: AnswerView, piece: str) -> None:
     """Add a piece and wait until it is drawn."""
-    await view.add_text(piece)
+    view.add_text(piece)
     await settled(shown)
 
 
@@ -121,7 +121,7 @@ async def test_an_answer_is_seen_as_after_a_layout_of_everything_while_it_grows_
                 shown.transcript.scroll_to(y=shown.transcript.scroll_y - 3, animate=False, immediate=True)
         shown.transcript.anchor()
         ended = replace(BLANK, text=text, finish=Finish.COMPLETE)
-        await view.finish(ended)
+        view.finish(ended)
         await settled(shown)
         streamed = seen(shown)
         assert streamed == await laid_out(shown)
@@ -176,9 +176,9 @@ async def test_only_the_last_block_of_an_answer_that_grows_is_rendered_again(
     rendered: list[str] = []
     render = StaticText._render_lines
 
-    def noted(text: StaticText, markdown: AnswerMarkdown) -> Sequence[Line]:
-        rendered.append(markdown.markup)
-        return render(text, markdown)
+    def noted(text: StaticText, source: str, *, is_growing: bool = False) -> Sequence[Line]:
+        rendered.append(source)
+        return render(text, source, is_growing=is_growing)
 
     async with growing(tmp_path) as (shown, view):
         await add(shown, view, "# One\n\nBy train.\n\n- one\n- two")
@@ -201,7 +201,7 @@ async def test_an_open_fence_is_plain_until_the_answer_ends(tmp_path: Path) -> N
         await add(shown, view, text)
         plain = num_styles(view)
         assert "return x" in shown.conversation_text
-        await view.finish(replace(BLANK, text=text, finish=Finish.COMPLETE))
+        view.finish(replace(BLANK, text=text, finish=Finish.COMPLETE))
         await shown.until(lambda: num_styles(view) > plain)
 
 

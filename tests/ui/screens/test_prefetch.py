@@ -11,8 +11,8 @@ from kvchat.engine.api.ids import GroupId
 from kvchat.engine.api.inspection import BlockPlace, InspectedBlock, InspectionRequest
 from kvchat.engine.api.snapshot import CacheSnapshot, Tier
 from kvchat.session.tree import SessionId
-from kvchat.ui.controllers.turn_runner import QueuedTurn, TurnKind
 from kvchat.ui.screens.choices import ConfirmScreen
+from kvchat.ui.state.conversation_tab import message_turn
 from kvchat.ui.widgets.session_list import SessionList
 from tests.ui.harness import talk, talk_window, window
 from tests.ui.scripted import ScriptedChat
@@ -108,7 +108,7 @@ async def test_nothing_is_told_of_a_conversation_that_goes_on_at_once(tmp_path: 
         shown.chat.variants.reach = noted
         shown.screen.commands.run("/switch Oslo")
         await shown.until(lambda: len(shown.questions) == 2)
-        shown.screen.queue(QueuedTurn(kind=TurnKind.SEND, text="And back?"))
+        shown.screen.queue(message_turn("And back?"))
         await shown.until_sent("And back?")
         await shown.until_at_rest()
         assert asked == []

@@ -50,5 +50,5 @@ def test_titles_are_made_when_the_store_is_read_and_not_whenever_they_are_asked_
     session = chat.open("Oslo", "main").session
     chat.store.rename(session.id, "Bergen")
     sessions.read()
-    assert sessions.title(session.id) == "Bergen"
+    assert sessions.titles[session.id] == "Bergen"
     assert sessions.branch_names(None, ()).of_sessions == {session.id: "Bergen"}

@@ -23,14 +23,14 @@ async def test_an_answer_has_no_widgets_for_what_it_does_not_say_and_gets_them_w
         view.begin()
         view.add_reasoning("How would")
         view.add_reasoning(" one go?")
-        await view.finish(replace(THOUGHT, finish=Finish.INTERRUPTED))
+        view.finish(replace(THOUGHT, finish=Finish.INTERRUPTED))
         await pilot.pause()
         names = [type(child).__name__ for child in view.children if child.display]
         assert names == ["Reasoning", "StaticText", "EndingLine"]
         assert "4 words" in str(view.query_one(Reasoning).content)
         view.begin()
         assert not view.query_one(EndingLine).display
-        await view.finish(THOUGHT)
+        view.finish(THOUGHT)
         assert not view.query_one(EndingLine).display
 
 
@@ -41,7 +41,7 @@ async def test_an_answer_that_has_left_the_window_takes_its_end_and_ends_nothing
         await app.mount(view)
         await view.remove()
         view.add_reasoning("By train?")
-        await view.finish(THOUGHT)
+        view.finish(THOUGHT)
         await pilot.pause()
         assert app.is_running
         assert view.turn == THOUGHT

@@ -24,10 +24,8 @@ class RowList(RowView, can_focus=True):
         values: what there is a row for.
     """
 
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self.values: Sequence[Any] = ()
-        self._row_of: Callable[[Any], Row] = lambda _: ()
+    values: Sequence[Any] = ()
+    _row_of: Callable[[Any], Row]
 
     def show(self, values: Sequence[Any], row_of: Callable[[Any], Row]) -> None:
         self._row_of = row_of
@@ -60,10 +58,8 @@ class BlockTable(RowList):
     class Moved(Message):
         """The person looks at another block."""
 
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self.chosen = 0
-        self._moved: frozenset[int] = frozenset()
+    chosen = 0
+    _moved: frozenset[int] = frozenset()
 
     @property
     def block(self) -> BlockWithWords | None:

@@ -20,10 +20,8 @@ _NOT_LOADED: Row = (("cache not loaded", Look.FAINT),)
 class CacheLine(RowView):
     """Draws a snapshot. A click opens the panel."""
 
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self._snapshot: CacheSnapshot | None = None
-        self._row = _NOT_LOADED
+    _snapshot: CacheSnapshot | None = None
+    _row = _NOT_LOADED
 
     def show_snapshot(self, snapshot: CacheSnapshot) -> None:
         self._snapshot = snapshot
@@ -33,7 +31,7 @@ class CacheLine(RowView):
         self._compose_row()
 
     async def on_click(self) -> None:
-        await self.run_action("screen.cache")
+        await self.run_action("screen.run('cache')")
 
     def render_line(self, y: int) -> Strip:
         return self.strip_of(self._row)

@@ -28,14 +28,12 @@ class CachePanel(RowView):
         frozen_at: since when it has stood still, by the clock on the wall; empty: it follows the engine.
     """
 
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self.rows: tuple[Row, ...] = _WAITING
-        self.is_expanded = False
-        self.frozen_at = ""
-        self._snapshot: CacheSnapshot | None = None
-        self._names = BranchNames(of_branches={}, of_sessions={})
-        self._live = Live()
+    rows: tuple[Row, ...] = _WAITING
+    is_expanded = False
+    frozen_at = ""
+    _snapshot: CacheSnapshot | None = None
+    _names = BranchNames(of_branches={}, of_sessions={})
+    _live = Live()
 
     def show_snapshot(self, snapshot: CacheSnapshot, names: BranchNames, live: Live) -> None:
         """Draw `snapshot`, unless the panel stands still."""

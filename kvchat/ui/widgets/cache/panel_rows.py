@@ -27,7 +27,6 @@ from kvchat.ui.state.cache_history import Recent
 from kvchat.ui.state.cached_prefix import OnScreen
 from kvchat.ui.widgets.cache.panel_sections import history_rows, room_rows, shadow_rows
 from kvchat.ui.widgets.cache.row_view import MARKS, Look, Row, Run, figure_row
-from kvchat.ui.widgets.cache.row_view import row_text as row_text
 
 _VALUE_WIDTH = 9
 _MIN_BAR_WIDTH = 6

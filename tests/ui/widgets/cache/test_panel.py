@@ -9,7 +9,7 @@ import pytest
 from kvchat.engine.api.engine_phase import EnginePhase, EngineStatus
 from kvchat.engine.api.server_cache import ServerCache
 from kvchat.ui.widgets.cache.panel import CachePanel
-from kvchat.ui.widgets.cache.panel_rows import row_text
+from kvchat.ui.widgets.cache.row_view import row_text
 from tests.ui.harness import Window, window
 from tests.ui.scripted import Answer
 from tests.ui.scripted_engine import FULL, SLIDING, HeldTokens, ScriptedEngine

@@ -9,14 +9,8 @@ from kvchat.engine.api.ids import GroupId, SequenceId
 from kvchat.engine.api.inspection import BlockPlace, InspectedBlock, InspectionRequest
 from kvchat.engine.api.snapshot import STATE_KIND, CacheSnapshot, Tier
 from kvchat.ui.state.cached_prefix import on_screen
-from kvchat.ui.widgets.cache.panel_rows import (
-    BranchNames,
-    Live,
-    PanelOptions,
-    layer_rows,
-    panel_rows,
-    row_text,
-)
+from kvchat.ui.widgets.cache.panel_rows import BranchNames, Live, PanelOptions, layer_rows, panel_rows
+from kvchat.ui.widgets.cache.row_view import row_text
 from tests.ui.scripted_engine import FULL, INTERLEAVED, SLIDING, HeldTokens, LayerKind, scripted_snapshot
 
 pytestmark = pytest.mark.pure

