@@ -18,7 +18,8 @@ from kvchat.app.composition import Kvchat, opened
 from kvchat.app.config import read_settings
 from kvchat.app.engine_swap import EngineSwap
 from kvchat.app.interface_host import InterfaceHost
-from kvchat.chat.service import Chat, ChatEvent, TurnFinished
+from kvchat.chat.events import ChatEvent, TurnFinished
+from kvchat.chat.service import Chat
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.ui.app import KvchatApp
 from kvchat.ui.widgets.cache.panel import CachePanel

@@ -21,7 +21,7 @@ from kvchat.engine.models.load import LoadedModel
 from kvchat.engine.models.weights_setting import WeightSource
 from kvchat.engine.sampling.sampler import Sampler
 from kvchat.engine.startup.assembly import assemble
-from kvchat.engine.startup.gpu import can_record, limits_of
+from kvchat.engine.startup.gpu import limits_of, why_not
 from kvchat.engine.startup.parts import EngineParts
 from kvchat.engine.startup.weights import Candidate
 
@@ -131,7 +131,7 @@ def rehearsed(parts: EngineParts, candidate: Candidate) -> EngineParts:
     groups = candidate.served.groups
     forward, reason = walking_pass(candidate.loaded, candidate.served, parts.pool)
     assert isinstance(forward, LayerwisePass), reason
-    assert can_record(forward, groups)
+    assert why_not(forward, groups) is None
     limits = limits_of(groups, parts.pool, parts.info.max_context)
     steps = DecodeGraphRunner(forward, groups, limits, compute_anew, DRY_BATCHES)
     steps.prepare()

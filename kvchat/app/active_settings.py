@@ -1,7 +1,7 @@
 """Active settings of a running window, and from when a change takes effect."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -176,8 +176,8 @@ class ActiveSettings:
 
 def engine_values(config: EngineConfig) -> dict[str, object]:
     """Return what an engine runs with, by the names of `KEYS`."""
-    values = {f"engine.{field.name}": getattr(config, field.name) for field in fields(config)}
-    return {name: value for name, value in values.items() if name in KEYS}
+    names = (name for name in KEYS if name.startswith("engine."))
+    return {name: getattr(config, name.removeprefix("engine.")) for name in names}
 
 
 def _text(value: object) -> str:

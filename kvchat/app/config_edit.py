@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kvchat.app.config import KEYS, file_text, read_layers, settings_in
 from kvchat.errors import ConfigError, StorageError, UsageError
-from kvchat.platform import private_files
+from kvchat.platform import parsing, private_files
 
 
 def change_file(file: Path, name: str, written: str | None) -> str | None:
@@ -39,11 +39,7 @@ def literal(name: str, written: str) -> str:
     Raises:
         ValueError: the setting does not take it; the message says what it takes.
     """
-    try:
-        written.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError("must be text in UTF-8") from error
-    value = KEYS[name].read(written)
+    value = KEYS[name].read(parsing.text(written))
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float) and re.fullmatch(r"-?(0|[1-9]\d*)(\.\d+)?", written):

@@ -1,7 +1,4 @@
-"""Engine client: the engine as chat sees it, in a thread of its own or in another process.
-
-`kvchat.chat.service` hands these names on to its callers.
-"""
+"""Engine client: the engine as chat sees it, in a thread of its own or in another process."""
 
 from collections.abc import Sequence
 from typing import Protocol

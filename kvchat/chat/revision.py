@@ -7,8 +7,7 @@ is known in advance; the old path stays as it was, on its branch.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from kvchat.chat.events import EditCost
-from kvchat.chat.events import Revision as Revision
+from kvchat.chat.events import EditCost, Revision
 from kvchat.engine.api.events import Loaded, Timings, Usage
 from kvchat.errors import UsageError
 from kvchat.session.store import new_turn_id

@@ -10,19 +10,10 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from kvchat.chat.candidates.service import DIFFERING_TEMPERATURE, differing
-from kvchat.chat.candidates.service import CandidateService as CandidateService
+from kvchat.chat.candidates.service import DIFFERING_TEMPERATURE, CandidateService, differing
 from kvchat.chat.conversation import BEHIND, ON_SCREEN, Answering, Conversation, Undo
-from kvchat.chat.engine_client import EngineClient as EngineClient
-from kvchat.chat.engine_client import RequestHandle as RequestHandle
-from kvchat.chat.events import ChatEvent as ChatEvent
-from kvchat.chat.events import EditCost as EditCost
-from kvchat.chat.events import LoadingStarted as LoadingStarted
-from kvchat.chat.events import Prefill as Prefill
-from kvchat.chat.events import Revision as Revision
-from kvchat.chat.events import TextDelta as TextDelta
-from kvchat.chat.events import TurnFinished as TurnFinished
-from kvchat.chat.events import TurnStarted as TurnStarted
+from kvchat.chat.engine_client import EngineClient
+from kvchat.chat.events import ChatEvent, EditCost, Revision
 from kvchat.chat.opening_notices import notices_of
 from kvchat.chat.revision import (
     context_ids,
@@ -33,12 +24,10 @@ from kvchat.chat.revision import (
     split_at,
     to_last_question,
 )
-from kvchat.engine.api.engine_phase import EnginePhase as EnginePhase
-from kvchat.engine.api.engine_phase import EngineStatus as EngineStatus
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import KvchatError, StorageError, UsageError
 from kvchat.session import digest_repair
-from kvchat.session.cache_miss import Explanation as Explanation
+from kvchat.session.cache_miss import Explanation
 from kvchat.session.explanation import explained
 from kvchat.session.kv.provenance import namespace_of
 from kvchat.session.store import Outcome, SessionStore

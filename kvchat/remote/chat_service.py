@@ -11,14 +11,15 @@ from typing import NoReturn
 
 from kvchat.chat.candidates.service import CandidateService
 from kvchat.chat.conversation import Answering, Conversation, Undo
-from kvchat.chat.events import ChatEvent, TurnFinished, TurnStarted
+from kvchat.chat.events import ChatEvent, EditCost, Revision, TurnFinished, TurnStarted
 from kvchat.chat.revision import split_at
-from kvchat.chat.service import Chat, EditCost, Explanation, Revision
+from kvchat.chat.service import Chat
 from kvchat.engine.api.events import Timings, Usage
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import InvalidRequest, KvchatError, ModelNotFound, UsageError
 from kvchat.remote.endpoint import RemoteServer, RemoteStream, Report
 from kvchat.remote.null_engine import NullEngine
+from kvchat.session.cache_miss import Explanation
 from kvchat.session.store import Outcome, SessionStore, new_turn_id
 from kvchat.session.template import prompts
 from kvchat.session.tree import Backend, Finish, Role, Session, SessionId, Turn, TurnId

@@ -5,7 +5,7 @@ from time import monotonic
 from urllib.parse import urlsplit
 
 from kvchat.chat.events import Prefill
-from kvchat.engine.api.events import LoadChoice, Loaded, LoadEstimate, Usage
+from kvchat.engine.api.events import LoadChoice, Loaded, LoadEstimate
 from kvchat.errors import ContextOverflow
 from kvchat.session.tree import Backend, Finish, Session, Turn
 from kvchat.text.attached_files import split_message
@@ -150,9 +150,12 @@ def wrap_parts(parts: Sequence[str], width: int) -> tuple[str, ...]:
 
 
 def _usage_parts(turn: Turn) -> list[str]:
-    usage = turn.usage
-    if turn.backend is not None:
-        return [reported_words(usage, turn.backend)]
+    usage, backend = turn.usage, turn.backend
+    if backend is not None:  # what the server has reported of its cache
+        if not backend.counts_tokens:
+            return ["reused unknown"]
+        cached = count_text(usage.cached_tokens) if backend.counts_cached else "unknown"
+        return [f"reused {cached} of {count_text(usage.prompt_tokens)}"]
     if not usage.prompt_tokens:
         return []
     return [
@@ -160,14 +163,6 @@ def _usage_parts(turn: Turn) -> list[str]:
         f"loaded {_loaded_text(turn.loaded)}",
         f"computed {count_text(usage.computed_tokens)}",
     ]
-
-
-def reported_words(usage: Usage, backend: Backend) -> str:
-    """Return what a server has reported of its cache."""
-    if not backend.counts_tokens:
-        return "reused unknown"
-    cached = count_text(usage.cached_tokens) if backend.counts_cached else "unknown"
-    return f"reused {cached} of {count_text(usage.prompt_tokens)}"
 
 
 def host_of(backend: Backend) -> str:

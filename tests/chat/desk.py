@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from kvchat.chat.conversation import Conversation
-from kvchat.chat.service import Chat, ChatEvent, TextDelta
+from kvchat.chat.events import ChatEvent, TextDelta
+from kvchat.chat.service import Chat
 from kvchat.session.store import SessionStore
 from kvchat.session.template.chat_template import ChatTemplate
 from tests.scripted_engine import ScriptedEngine

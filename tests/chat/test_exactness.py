@@ -3,7 +3,7 @@
 import pytest
 
 from kvchat.chat.conversation import Conversation
-from kvchat.chat.service import TurnFinished
+from kvchat.chat.events import TurnFinished
 from kvchat.cli.commands.ask.answer_writers import describe_cost, done_event
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.session.tree import Turn

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat.service import TextDelta, TurnFinished
+from kvchat.chat.events import TextDelta, TurnFinished
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import (
     ContextOverflow,

@@ -6,7 +6,7 @@ from threading import Thread, main_thread
 
 import pytest
 
-from kvchat.chat.service import ChatEvent, TextDelta, TurnFinished
+from kvchat.chat.events import ChatEvent, TextDelta, TurnFinished
 from kvchat.errors import UsageError
 from kvchat.session.tree import Finish
 from tests.chat.desk import REPLY, Desk, shown

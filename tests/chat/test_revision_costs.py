@@ -9,7 +9,8 @@ import pytest
 from kvchat.app.composition import opened, start_worker
 from kvchat.app.config import read_settings
 from kvchat.chat.conversation import Conversation
-from kvchat.chat.service import Chat, EditCost
+from kvchat.chat.events import EditCost
+from kvchat.chat.service import Chat
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.session.cache_miss import MissReason
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat.service import Chat, Prefill, TextDelta, TurnFinished, TurnStarted
+from kvchat.chat.events import Prefill, TextDelta, TurnFinished, TurnStarted
+from kvchat.chat.service import Chat
 from kvchat.engine.api.events import Event, LoadChoice, LoadEstimate, LoadPlanned
 from kvchat.errors import UsageError
 from kvchat.session.store import SessionStore

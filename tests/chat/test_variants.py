@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from kvchat.chat.conversation import Conversation
-from kvchat.chat.events import SampleDelta, SamplesFinished
-from kvchat.chat.service import Chat, TurnFinished
+from kvchat.chat.events import SampleDelta, SamplesFinished, TurnFinished
+from kvchat.chat.service import Chat
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.models.locate import locate_model

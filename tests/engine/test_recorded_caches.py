@@ -11,7 +11,7 @@ from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.engine import Engine
 from kvchat.engine.forward.decode_graphs import MOST_GATHERED, DecodeGraphRunner
-from kvchat.engine.startup.gpu import can_record
+from kvchat.engine.startup.gpu import why_not
 from tests.engine.conftest import TinyModels
 from tests.engine.latent_models import model_of
 from tests.engine.overlapped_engines import AheadRunner, open_ahead
@@ -57,7 +57,7 @@ def tell(engine: Engine, runner: RecordingRunner) -> Told:
 
 def compare(model_dir: Path, cache_format: str) -> AheadRunner:
     engine, runner = open_ahead(model_dir, cache_format=cache_format)
-    assert can_record(runner._inner._forward, engine._manager.groups)
+    assert why_not(runner._inner._forward, engine._manager.groups) is None
     found, wanted = tell(engine, runner), tell(*open_recorded(model_dir, cache_format=cache_format))
     for mine, theirs in zip(found.logits, wanted.logits, strict=True):
         assert torch.allclose(mine, theirs, atol=1e-3, rtol=1e-3)

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from gguf import GGUFWriter, TokenType
 
-from kvchat.chat.service import TurnFinished
+from kvchat.chat.events import TurnFinished
 from kvchat.engine.models.locate import locate_model
 from kvchat.remote.chat_service import RemoteChat
 from kvchat.remote.endpoint import RemoteServer

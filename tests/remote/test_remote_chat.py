@@ -7,7 +7,7 @@ from threading import Thread
 import pytest
 
 from kvchat.chat.conversation import Conversation
-from kvchat.chat.service import ChatEvent, TextDelta, TurnFinished, TurnStarted
+from kvchat.chat.events import ChatEvent, TextDelta, TurnFinished, TurnStarted
 from kvchat.errors import ConfigError, InvalidRequest, KvchatError, ModelNotFound, RemoteError, UsageError
 from kvchat.remote.chat_service import RemoteChat
 from kvchat.remote.endpoint import RemoteServer

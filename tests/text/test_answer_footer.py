@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvchat.chat.service import Prefill
+from kvchat.chat.events import Prefill
 from kvchat.engine.api.events import LoadChoice, Loaded, LoadEstimate, Timings, Usage
 from kvchat.session.tree import Finish, Turn
 from kvchat.text.answer_footer import (

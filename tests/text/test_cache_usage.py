@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvchat.chat.service import EditCost
+from kvchat.chat.events import EditCost
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.api.inspection import BlockPlace, InspectedBlock
 from kvchat.engine.api.snapshot import Tier, TierUsage

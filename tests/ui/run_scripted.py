@@ -12,7 +12,7 @@ from threading import Thread, Timer
 from time import sleep
 
 from kvchat.chat.conversation import Conversation
-from kvchat.chat.service import ChatEvent
+from kvchat.chat.events import ChatEvent
 from kvchat.engine.api.engine_phase import EnginePhase
 from kvchat.ui.app import KvchatApp
 from tests.ui.scripted import Answer, ScriptedChat

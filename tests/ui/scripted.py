@@ -8,8 +8,8 @@ from time import sleep
 from typing import Any
 
 from kvchat.chat.conversation import Conversation
+from kvchat.chat.events import ChatEvent, EditCost, Prefill, Revision, TextDelta, TurnFinished, TurnStarted
 from kvchat.chat.revision import plan_undo
-from kvchat.chat.service import ChatEvent, EditCost, Prefill, Revision, TextDelta, TurnFinished, TurnStarted
 from kvchat.engine.api.events import Loaded, Timings, Usage
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import SessionNotFound

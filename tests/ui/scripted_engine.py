@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 
-from kvchat.chat.service import EnginePhase, EngineStatus
 from kvchat.engine.api.cache_events import CacheEvent
+from kvchat.engine.api.engine_phase import EnginePhase, EngineStatus
 from kvchat.engine.api.ids import GroupId, SequenceId
 from kvchat.engine.api.inspection import InspectedBlock, InspectionRequest
 from kvchat.engine.api.snapshot import (

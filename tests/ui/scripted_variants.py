@@ -6,8 +6,17 @@ from threading import Event
 from typing import TYPE_CHECKING
 
 from kvchat.chat.conversation import Conversation
-from kvchat.chat.events import Alternative, SampleDelta, SampleEvent, SamplesFinished
-from kvchat.chat.service import ChatEvent, EditCost, Prefill, TurnFinished, TurnStarted
+from kvchat.chat.events import (
+    Alternative,
+    ChatEvent,
+    EditCost,
+    Prefill,
+    SampleDelta,
+    SampleEvent,
+    SamplesFinished,
+    TurnFinished,
+    TurnStarted,
+)
 from kvchat.engine.api.events import Loaded
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.session.tree import BranchName, Finish, Turn, TurnId

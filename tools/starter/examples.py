@@ -16,7 +16,8 @@ from kvchat.app.config import Settings, read_settings
 from kvchat.app.export.exporter import SUFFIX, write_session
 from kvchat.app.open_store import open_store
 from kvchat.chat.conversation import Conversation
-from kvchat.chat.service import Chat, TurnFinished
+from kvchat.chat.events import TurnFinished
+from kvchat.chat.service import Chat
 from kvchat.engine.api.events import Timings
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.models.locate import STARTER

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from kvchat.app.config import KEYS, Settings
+from kvchat.app.config import KEYS, Settings, value_of
 from kvchat.app.interface_types import Gauged
 from kvchat.engine.api.loss import GaugeReport
 from kvchat.errors import EngineFailed
@@ -46,9 +46,7 @@ def ended(settings: Settings, words: Sequence[str]) -> "subprocess.CompletedProc
 
 def engine_environ(settings: Settings) -> dict[str, str]:
     """Return the variables that say the same of an engine as these settings, wherever those came from."""
-    values = {
-        name: getattr(settings.engine, name.removeprefix("engine.")) for name in KEYS if "engine." in name
-    }
+    values = {name: value_of(settings, name) for name in KEYS if name.startswith("engine.")}
     values["model"] = settings.model
     return {KEYS[name].variable: "none" if value is None else str(value) for name, value in values.items()}
 

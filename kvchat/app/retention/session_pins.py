@@ -6,14 +6,13 @@ which branches end, and with them the states of recurrent layers from which the 
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvchat.engine.api.ids import BlockKey, path_keys
 from kvchat.errors import KvchatError, PinRefused
-from kvchat.platform.encryptor import Encryptor
 from kvchat.session.kv.block_references import References, chain_root, leaf_paths, runs_of
 from kvchat.session.kv.provenance import origin_of
 from kvchat.session.store import SessionStore
@@ -36,7 +35,7 @@ class SessionPins:
     Args:
         store: where their text is.
         cache_dir: where the blocks are.
-        encryptor: what they are encrypted with; None: they are in the clear.
+        open_admin: opens them; called where there are any.
         limit_bytes: what blocks and prepared weights may take on disk; None: there is no limit.
         block_size: of a model that has no blocks on disk yet.
     """
@@ -45,14 +44,14 @@ class SessionPins:
         self,
         store: SessionStore,
         cache_dir: Path,
-        encryptor: Encryptor | None,
+        open_admin: "Callable[[], CacheAdmin]",
         *,
         limit_bytes: int | None,
         block_size: int,
     ) -> None:
         self._store = store
         self._cache_dir = cache_dir
-        self._encryptor = encryptor
+        self._admin = open_admin
         self._limit_bytes = limit_bytes
         self._block_size = block_size
         self._left_out: frozenset[SessionId] = frozenset()
@@ -115,12 +114,6 @@ class SessionPins:
         for name in admin.kept_names():
             if name.startswith(_PREFIX) and _session_of(name) not in pinned:
                 admin.let_go(name)
-
-    def _admin(self) -> "CacheAdmin":
-        # Imported by whoever pins: a list of sessions is to be there at once.
-        from kvchat.engine.memory.disk.cache_admin import CacheAdmin
-
-        return CacheAdmin(self._cache_dir, encryptor=self._encryptor)
 
     def _refuse_too_many(
         self, admin: "CacheAdmin", session_id: SessionId, wanted: "dict[bytes, list[BlockKey]]"

@@ -62,7 +62,7 @@ class SessionService(SessionStore):
         super().__init__(path, encryptor)
         self._cache_dir = cache_dir
         self._encryptor = encryptor
-        self._pins = SessionPins(self, cache_dir, encryptor, limit_bytes=limit_bytes, block_size=block_size)
+        self._pins = SessionPins(self, cache_dir, self._admin, limit_bytes=limit_bytes, block_size=block_size)
         self.drain: Callable[[], None] = lambda: None
         """Waits until an engine of this process has nothing on its way to the disk."""
         self._left_in_cache: Sequence[str] = ()

@@ -240,16 +240,12 @@ class CandidateService:
         finally:
             if finished is None:
                 handle.cancel()
-            done = self._end(answers, finished)
+            done = tuple(
+                answer.finish_or_abandon(self._outcome(number, answer, finished))
+                for number, answer in enumerate(answers)
+            )
             self._release(handle, finished)
         yield SamplesFinished(answers=done, error=problem)
-
-    def _end(self, answers: Sequence[Answer], finished: RequestFinished | None) -> tuple[Turn, ...]:
-        """Store how each candidate ended; the prompt's cost is the first one's alone."""
-        return tuple(
-            answer.finish_or_abandon(self._outcome(number, answer, finished))
-            for number, answer in enumerate(answers)
-        )
 
     def _outcome(self, number: int, answer: Answer, finished: RequestFinished | None) -> Outcome:
         if finished is None:

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import sleep
 
-from kvchat.chat.service import EngineClient, EnginePhase
+from kvchat.chat.engine_client import EngineClient
 from kvchat.cli.output.streams import Status
+from kvchat.engine.api.engine_phase import EnginePhase
 from kvchat.platform.paths import Paths
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import SessionId

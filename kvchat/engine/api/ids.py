@@ -4,6 +4,7 @@ A block is named by what it holds: the key chains the parent's key with the bloc
 prefixes under one fingerprint have equal keys on every tier, in every process.
 """
 
+import sys
 from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -66,7 +67,7 @@ def u32le(token_ids: Sequence[int]) -> bytes:
     """Return token ids as little-endian unsigned 32-bit integers, as they are hashed and stored."""
     ids = array("I", token_ids)
     assert ids.itemsize == 4
-    if _BIG_ENDIAN:
+    if sys.byteorder == "big":
         ids.byteswap()
     return ids.tobytes()
 
@@ -75,9 +76,6 @@ def from_u32le(data: bytes) -> list[int]:
     """Return the token ids that `u32le` packed."""
     ids = array("I")
     ids.frombytes(data)
-    if _BIG_ENDIAN:
+    if sys.byteorder == "big":
         ids.byteswap()
     return ids.tolist()
-
-
-_BIG_ENDIAN = array("I", [1]).tobytes()[0] == 0

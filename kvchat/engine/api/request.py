@@ -6,6 +6,7 @@ from typing import Protocol
 from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import InvalidRequest
+from kvchat.platform.parsing import is_text
 
 
 class StopMatcher(Protocol):
@@ -60,9 +61,5 @@ class Request:
 
 def check_namespace(namespace: object) -> None:
     """Raise InvalidRequest on what no block can be named by: no text, or half of a surrogate pair. Pure."""
-    try:
-        is_text = isinstance(namespace, str) and isinstance(namespace.encode(), bytes)
-    except UnicodeEncodeError:
-        is_text = False
-    if not is_text:
+    if not (isinstance(namespace, str) and is_text(namespace)):
         raise InvalidRequest(f"the namespace must be text that utf-8 can hold, not {namespace!r}")

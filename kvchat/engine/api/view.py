@@ -73,7 +73,12 @@ def parse_view(text: str) -> View:
         raise ConfigError(
             f"'{text}' is no cache format; write for instance window:1024 or snapkv:1024:pyramid"
         )
-    _require_rule(text, rule, PYRAMID if is_pyramid else FORCED if is_forced else "")
+    if is_pyramid and rule != SNAPKV:
+        raise ConfigError(
+            f"'{text}' is no cache format: only snapkv keeps a pyramid; write snapkv:1024:pyramid"
+        )
+    if is_forced and rule != SHADOW:
+        raise ConfigError(f"'{text}' is no cache format: only a shadow is forced; write shadow:1024:forced")
     is_share = rule == SHADOW and options[:1] != [] and options[0].endswith("%")
     view = View(
         rule=rule,
@@ -84,15 +89,6 @@ def parse_view(text: str) -> View:
     )
     _require_budget(text, view)
     return view
-
-
-def _require_rule(text: str, rule: str, option: str) -> None:
-    if option == PYRAMID and rule != SNAPKV:
-        raise ConfigError(
-            f"'{text}' is no cache format: only snapkv keeps a pyramid; write snapkv:1024:pyramid"
-        )
-    if option == FORCED and rule != SHADOW:
-        raise ConfigError(f"'{text}' is no cache format: only a shadow is forced; write shadow:1024:forced")
 
 
 def _require_budget(text: str, view: View) -> None:

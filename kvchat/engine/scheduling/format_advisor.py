@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from kvchat.engine.api.cache_format import EXACT, parse_cache_format
+from kvchat.engine.api.cache_format import EXACT
 from kvchat.engine.api.config import EngineInfo
-from kvchat.engine.api.view import OFFERED_SHADOW, is_view
+from kvchat.engine.api.view import OFFERED_SHADOW, parse_view
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.formats.groups_in_format import stored_groups
 from kvchat.engine.formats.pool_sizing import Lengths, least_blocks, pool_blocks
@@ -38,7 +38,7 @@ class FormatAdvisor:
     def hinted(self, error: PoolExhausted, num_tokens: int) -> PoolExhausted:
         """Return a refusal that also says in which formats so many tokens and one more would fit. Pure."""
         fits_in = self.formats_for(num_tokens + 1)
-        smaller = [name for name in fits_in if not is_view(name)]
+        smaller = [name for name in fits_in if name != OFFERED_SHADOW]
         hint = f", or keep it in fewer bits with --cache-format {smaller[0]}" if smaller else ""
         if OFFERED_SHADOW in fits_in:
             hint += self._shadow_hint(num_tokens + 1)
@@ -58,10 +58,10 @@ class FormatAdvisor:
         limit = sum(group.block_bytes(size) * self._manager.pools[group.id].num_blocks for group in present)
         try:
             groups: Sequence[Group] = stored_groups(present, name, size)
-            if is_view(name):
-                if not self._has_shadow(name, num_tokens):
+            if name == OFFERED_SHADOW:
+                if self._host_bytes is None or num_tokens < least_prompt(parse_view(name)):
                     return False
-                memory = divided(groups, limit, self._host_bytes or 0, lengths)
+                memory = divided(groups, limit, self._host_bytes, lengths)
                 if beside_bytes(groups, num_tokens) > memory.shadow_bytes:
                     return False
                 limit = memory.block_bytes
@@ -70,11 +70,6 @@ class FormatAdvisor:
             return False
         needed = {group.id: least_blocks(group, num_tokens, self._chunk_len, size) for group in groups}
         return all(needed[group.id] <= pools[group.id] for group in groups)
-
-    def _has_shadow(self, name: str, num_tokens: int) -> bool:
-        view = parse_cache_format(name).view
-        assert view is not None
-        return self._host_bytes is not None and num_tokens >= least_prompt(view)
 
     def _shadow_hint(self, num_tokens: int) -> str:
         size = self._manager.block_size

@@ -167,7 +167,8 @@ class OutputProcessor:
                 for token_id in completion.sequence.token_ids[completion.prompt_len :]
             ]
             self._drop(state, state.running[1:])
-            self._release(state.take_hypotheses())
+            self._release(state.hypotheses)
+            state.hypotheses.clear()
         self._take_out(completion)
         self.manager.retract(completion.sequence)
         self.save_policy.save_sequence(completion.sequence)
@@ -273,8 +274,7 @@ class OutputProcessor:
             self._read_ahead = () if completion.request.is_saved else ids
 
     def _finish_reason(self, completion: Completion, token: int) -> FinishReason | None:
-        ends_turn = token in self.eos_ids and not completion.sampling.ignore_eos
-        if ends_turn or token in completion.sampling.stop_token_ids:
+        if token in self._ends(completion.sampling):
             return FinishReason.STOP
         if completion.stop is not None and completion.stop.feed(token):
             return FinishReason.STOP

@@ -119,11 +119,6 @@ class RequestState:
             )
         return lost
 
-    def take_hypotheses(self) -> list[Hypothesis]:
-        """Return the finished answers of a search that is given up, and forget them."""
-        taken, self.hypotheses = self.hypotheses, []
-        return taken
-
     @property
     def untold_sequences(self) -> list[SequenceId]:
         """The sequences of answers that are not given and have no token: no event has named them."""

@@ -78,7 +78,7 @@ def recorded_bytes(
         return 0
     pool = DevicePool(groups, {group.id: 1 for group in groups}, lengths.block_size, device)
     forward = make_pass(pool)
-    if not can_record(forward, groups):
+    if why_not(forward, groups) is not None:
         return 0
     limits = limits_of(groups, pool, lengths.context_len)
     return DecodeGraphRunner(forward, groups, limits, compute_anew).recorded_bytes()
@@ -131,7 +131,7 @@ def short_steps(
         cache_dir: where it is remembered whether layers are compiled; None: they are not.
     """
     device = forward.device
-    if device.type != "cuda" or debugs() or not can_record(forward, groups):
+    if device.type != "cuda" or debugs() or why_not(forward, groups) is not None:
         return None
     steps = DecodeGraphRunner(forward, groups, limits, CudaGraphs(device).record)
     if isinstance(forward, LayerwisePass) and cache_dir is not None:
@@ -145,11 +145,6 @@ def free_bytes(device: torch.device) -> int:
     """Return what a GPU has left, with what torch has kept for itself and does not use."""
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info(device)[0]
-
-
-def can_record(forward: ForwardPass, groups: Sequence[Group]) -> bool:
-    """Whether a step of the model follows from tensors alone. Pure."""
-    return why_not(forward, groups) is None
 
 
 def why_not(forward: ForwardPass, groups: Sequence[Group]) -> str | None:

@@ -18,7 +18,8 @@ from kvchat.app.ipc.socket_path import identity_of, make_room, socket_path, sock
 from kvchat.app.ipc.wire import VERSION, Channel
 from kvchat.chat.conversation import BEHIND
 from kvchat.chat.engine_client import EngineClient
-from kvchat.chat.service import Chat, TextDelta, TurnFinished
+from kvchat.chat.events import TextDelta, TurnFinished
+from kvchat.chat.service import Chat
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.events import FinishReason, RequestFinished, TokenEmitted
 from kvchat.engine.api.request import Request

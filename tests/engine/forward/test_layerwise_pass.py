@@ -14,7 +14,7 @@ from kvchat.engine.forward.layerwise_pass import LayerwisePass
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.probing.decoder_structure import Unmatched
 from kvchat.engine.models.weights_setting import WeightSource
-from kvchat.engine.startup.gpu import can_record, limits_of
+from kvchat.engine.startup.gpu import limits_of, why_not
 from kvchat.engine.startup.weights import Candidate, load_candidate
 from tests.engine.conftest import TinyModels
 from tests.engine.latent_models import model_of
@@ -44,7 +44,7 @@ def test_layers_are_walked_through(kind: str, dtype: str, tiny: TinyModels) -> N
     candidate = load(tiny(kind), dtype)
     forward, reason = walking_pass(candidate.loaded, candidate.served, pool_of(candidate))
     assert reason is None
-    assert can_record(forward, candidate.served.groups)
+    assert why_not(forward, candidate.served.groups) is None
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvchat.chat.service import ChatEvent
+from kvchat.chat.events import ChatEvent
 from kvchat.engine.api.engine_phase import EnginePhase
 from kvchat.errors import StorageError
 from kvchat.text.attached_files import Attachment, before_message

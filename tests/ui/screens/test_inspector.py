@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat.service import EnginePhase
 from kvchat.engine.api.cache_events import CacheEvent, CacheEventKind
+from kvchat.engine.api.engine_phase import EnginePhase
 from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.inspection import InspectedBlock, InspectionRequest
 from kvchat.engine.api.snapshot import MovedBytes, Tier

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kvchat.chat.conversation import Conversation
-from kvchat.chat.service import EditCost
+from kvchat.chat.events import EditCost
 from kvchat.engine.api.engine_phase import EnginePhase
 from kvchat.engine.api.ids import GroupId
 from kvchat.engine.api.inspection import BlockPlace, InspectedBlock, InspectionRequest

@@ -10,7 +10,7 @@ from textual.app import App
 from textual.css.query import NoMatches
 
 from kvchat.app.turn_thread import Produced, TurnEnded, TurnFailed, TurnThread
-from kvchat.chat.service import TextDelta
+from kvchat.chat.events import TextDelta
 from kvchat.ui.terminal.render_loop import RenderLoop
 from tests.patience import PATIENCE_S
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from kvchat.chat.conversation import Conversation
-from kvchat.chat.service import ChatEvent, LoadingStarted, Prefill, TextDelta, TurnFinished, TurnStarted
+from kvchat.chat.events import ChatEvent, LoadingStarted, Prefill, TextDelta, TurnFinished, TurnStarted
 from kvchat.cli.output.streams import Output, Status
 from kvchat.errors import KvchatError
 from kvchat.session.kv.provenance import is_imported

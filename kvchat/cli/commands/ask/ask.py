@@ -11,8 +11,8 @@ from kvchat.app.config import EVICT, Settings
 from kvchat.app.conversion.format_downgrade import compressed_format, go_on_in, wanted_formats
 from kvchat.app.open_store import last_used, short_id
 from kvchat.chat.conversation import Conversation
-from kvchat.chat.events import SampleEvent
-from kvchat.chat.service import Chat, ChatEvent, Prefill, TurnFinished, TurnStarted
+from kvchat.chat.events import ChatEvent, Prefill, SampleEvent, TurnFinished, TurnStarted
+from kvchat.chat.service import Chat
 from kvchat.cli.commands.ask.answer_writers import (
     JsonWriter,
     NdjsonWriter,

@@ -15,7 +15,8 @@ import typer
 from kvchat.app.composition import opened
 from kvchat.app.open_store import open_store
 from kvchat.chat.conversation import Conversation
-from kvchat.chat.service import Chat, EditCost, Revision
+from kvchat.chat.events import EditCost, Revision
+from kvchat.chat.service import Chat
 from kvchat.cli.output.engine_wait import wait_until_loaded
 from kvchat.cli.output.streams import Output, Status, as_json, tell_done
 from kvchat.cli.parser.options import EngineOptions, Json, Ndjson, SessionOptions, SessionWord, Yes
