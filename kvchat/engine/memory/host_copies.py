@@ -60,10 +60,13 @@ class Transport:
         # change between threads that often.
         data = self._run.take(self._pool.block_bytes(group))
         fill(data)
-        self._pool.write_block(group, target, data)
+        self._land(group, target, data)
 
     def settle(self) -> None:
         """Wait until host memory holds all that was moved there."""
+
+    def _land(self, group: GroupId, target: BlockId, run: memoryview) -> None:
+        self._pool.write_block(group, target, run)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,18 +114,13 @@ class AsyncTransport(Transport):
     def promote(self, move: Promote) -> None:
         filled = self._filled.get((move.group, move.place))
         place = self._host.view(move.group, move.place)
-        self._land(move.group, move.target, _bytes(place), [filled] if filled else [])
+        self._land(move.group, move.target, place, [filled] if filled else [])
 
-    def bring(self, group: GroupId, target: BlockId, fill: Callable[[memoryview], None]) -> None:
-        run = self._run.take(self._pool.block_bytes(group))
-        fill(run)
-        self._land(group, target, _bytes(run), ())
-
-    def _land(self, group: GroupId, target: BlockId, run: Tensor, after: Sequence[Event]) -> None:
+    def _land(self, group: GroupId, target: BlockId, run: memoryview, after: Sequence[Event] = ()) -> None:
         """Copy a block's bytes to the device and wait for that, in the calling thread alone."""
 
         def bring() -> None:
-            there = run.to(self._pool.device, non_blocking=True)
+            there = _bytes(run).to(self._pool.device, non_blocking=True)
             self._pool.moves(group).scatter([target], there[None])
 
         self._streams.beside(Stream.IN, bring, [self._streams.mark(), *after]).wait()
