@@ -78,21 +78,6 @@ def test_a_turn_behind_1024_tokens_writes_its_own_blocks_and_the_tail_and_touche
     assert len(new) == num_groups * (len(longer) // 64 - len(text) // 64 + 1)
 
 
-def test_turn_after_turn_in_engine_after_engine_stays_exact(
-    tiny: TinyModels, open_engine: OpenEngine, tmp_path: Path
-) -> None:
-    model_dir = tiny("gemma3", sliding_window=23)
-    text: list[int] = []
-    for turn in range(3):
-        prompt = text + token_ids(17, seed=70 + turn)
-        engine = open_unmanaged(model_dir, cache_dir=tmp_path)
-        result = answer(engine, prompt, 13)
-        engine.close()
-        assert result.usage.computed_tokens == (18 if turn else 17)
-        assert result.token_ids == reference(model_dir).answer(prompt, 13)
-        text = prompt + result.token_ids
-
-
 def test_an_earlier_turn_is_answered_again_from_its_own_window(
     tiny: TinyModels, open_engine: OpenEngine, tmp_path: Path
 ) -> None:
