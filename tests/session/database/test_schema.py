@@ -1,35 +1,12 @@
 """An older database is brought forward, and keeps every word."""
 
-import sqlite3
-from pathlib import Path
-
 import pytest
 
-from kvchat.session.database import rows, schema
 from kvchat.session.store import SessionStore, new_session_id
 from kvchat.session.tree import MAIN, Branch, Session, Verdict, Verification
 from tests.session.turns import exchange, question
 
 pytestmark = pytest.mark.pure
-
-
-@pytest.fixture
-def first_version(tmp_path: Path) -> Path:
-    """A database as the first version wrote it, with one question."""
-    path = tmp_path / "sessions.db"
-    asked = question("demo2345", "Grüße!")
-    with sqlite3.connect(path) as connection:
-        for statement in schema.MIGRATIONS[0]:
-            connection.execute(statement)
-        connection.execute("PRAGMA user_version = 1")
-        connection.execute("INSERT INTO sessions VALUES ('demo2345', 'demo', '', 'starter', 1, 2, 'main', 0)")
-        values = rows.values_of(asked, "")
-        del values["parts"], values["repaired"]
-        names, marks = ", ".join(values), ", ".join("?" * len(values))
-        connection.execute(f"INSERT INTO turns ({names}) VALUES ({marks})", tuple(values.values()))
-        connection.execute("INSERT INTO branches VALUES ('demo2345', 'main', ?, 2)", (asked.id,))
-    connection.close()
-    return path
 
 
 def test_a_session_remembers_whose_blocks_it_uses_and_what_was_found_of_them(store: SessionStore) -> None:
