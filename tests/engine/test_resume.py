@@ -25,7 +25,6 @@ from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.cpu
 
-ROOT = Path(__file__).parents[2]
 GLUE, MESSAGE = token_ids(3, seed=60), token_ids(11, seed=61)
 NUM_NEW = 1 + len(GLUE) + len(MESSAGE)
 """The last sampled token was never fed; the template's glue and the message are new."""

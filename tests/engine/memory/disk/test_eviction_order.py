@@ -14,8 +14,6 @@ from tests.engine.memory.disk.small_disk import HastyFiles, MakeDisk, conversati
 
 pytestmark = pytest.mark.pure
 
-BOTH = pytest.mark.parametrize("eviction", list(Eviction))
-
 
 @pytest.mark.parametrize(
     ("eviction", "least", "most"), [(Eviction.S3FIFO, 0.9, 1.0), (Eviction.LRU, 0.0, 0.0)]
