@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from time import monotonic, sleep
+from time import sleep
 
 import pytest
 
@@ -21,7 +21,7 @@ from kvchat.engine.startup.assembly import build_parts
 from tests.engine.conftest import OpenEngine, TinyModels
 from tests.engine.tiny_models import answer, finish, reference, submit, token_ids
 from tests.engine.tiny_models import open_engine as open_unmanaged
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.cpu
 
@@ -111,12 +111,12 @@ def test_what_a_killed_engine_had_not_saved_is_a_tail_at_most(
 
 def _wait_until_saved(engine: Engine, token_ids: list[int]) -> None:
     """Until each of these blocks is there: a count would take parts of a tail for blocks."""
-    end_s = monotonic() + PATIENCE_S
-    while monotonic() < end_s:
+
+    def is_saved() -> bool:
         blocks = engine.inspect(InspectionRequest(token_ids=tuple(token_ids)))
-        if all(place.is_stored for block in blocks for place in block.places):
-            return
-        sleep(0.01)
+        return all(place.is_stored for block in blocks for place in block.places)
+
+    wait_until(is_saved)
 
 
 def test_what_is_on_the_device_already_is_not_loaded_again(

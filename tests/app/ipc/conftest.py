@@ -10,15 +10,9 @@ from kvchat.app.ipc.client import EngineClientProxy, borrow
 from kvchat.app.ipc.server import EngineServer
 from kvchat.session.template.chat_template import ChatTemplate
 from tests.scripted_engine import ScriptedEngine
-from tests.tiny_models import write_model
 
 IDENTITY = "0123456789abcdef"
 ANSWER = tuple(range(5, 45))
-
-
-@pytest.fixture(scope="session")
-def template(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
-    return ChatTemplate.from_dir(write_model(tmp_path_factory.mktemp("model")))
 
 
 @pytest.fixture
