@@ -31,6 +31,17 @@ def test_one_scan_of_a_long_document_leaves_what_is_used_again(
     assert least <= share <= most
 
 
+def test_what_comes_back_soon_after_it_went_is_not_flushed_again(make_disk: MakeDisk) -> None:
+    disk = make_disk(10)
+    hot = conversation(1, 5)
+    disk.request(hot)
+    disk.request(conversation(77, 40))
+    assert disk.found(hot) == 0
+    disk.request(hot)  # stored anew, and never used since
+    disk.request(conversation(78, 40))
+    assert disk.found(hot) == 5
+
+
 def test_an_unused_pack_keeps_no_new_conversation_from_a_disk_of_what_is_used_again(
     make_disk: MakeDisk,
 ) -> None:
