@@ -1,6 +1,7 @@
 """A lender over a scripted engine, in a directory short enough for a socket."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -35,9 +36,14 @@ def lender(engine: ScriptedEngine, template: ChatTemplate, place: Path) -> Itera
     lender.close()
 
 
+def lent(place: Path) -> EngineClientProxy:
+    """Borrow an engine that has to be there."""
+    borrowed = borrow(place, IDENTITY)
+    assert borrowed is not None
+    return borrowed
+
+
 @pytest.fixture
 def borrowed(lender: EngineServer) -> Iterator[EngineClientProxy]:
-    borrowed = borrow(lender.path, IDENTITY)
-    assert borrowed is not None
-    yield borrowed
-    borrowed.close()
+    with closing(lent(lender.path)) as borrowed:
+        yield borrowed
