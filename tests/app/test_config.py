@@ -92,22 +92,17 @@ def test_a_project_file_sets_neither_paths_nor_budgets_nor_devices(home: Path, c
         ("[engine.deep]\nblock_size = 64", "there is no setting 'engine.deep'"),
         ("[display]\ncolor = 2", "color must be true or false"),
         ("model.name = 1", "model"),
+        (b"\xff\xfe\x00", "not valid TOML"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_refused_in_its_name(
-    home: Path, cwd: Path, text: str, complaint: str
+    home: Path, cwd: Path, text: str | bytes, complaint: str
 ) -> None:
-    (home / "config.toml").write_text(text)
+    (home / "config.toml").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ConfigError, match=complaint) as refusal:
         read(home, cwd)
     assert str(home / "config.toml") in str(refusal.value)
     assert refusal.value.exit_code == 3
-
-
-def test_a_file_that_is_no_text_is_refused(home: Path, cwd: Path) -> None:
-    (home / "config.toml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="not valid TOML"):
-        read(home, cwd)
 
 
 def test_variables_are_read_like_files_and_refused_by_name(home: Path, cwd: Path) -> None:
@@ -124,10 +119,6 @@ def test_variables_are_read_like_files_and_refused_by_name(home: Path, cwd: Path
         read(home, cwd, {"KVCHAT_SEED": "x"})
     with pytest.raises(ConfigError, match=r"KVCHAT_MODLE.*did you mean 'KVCHAT_MODEL'"):
         read(home, cwd, {"KVCHAT_MODLE": "x"})
-
-
-def test_the_word_none_lifts_a_limit(home: Path, cwd: Path) -> None:
-    assert read(home, cwd, sampling__max_tokens="none").sampling.max_tokens is None
 
 
 def test_a_home_holds_everything(home: Path, cwd: Path) -> None:
@@ -213,10 +204,10 @@ def test_every_setting_reaches_its_field_by_file_and_by_variable(home: Path, cwd
         assert str(found) == str(value), name
 
 
-def test_the_disk_tier_has_a_limit_unless_told_otherwise(home: Path, cwd: Path) -> None:
+def test_the_word_none_lifts_a_limit(home: Path, cwd: Path) -> None:
     assert read(home, cwd).engine.disk_bytes == 20 * 2**30
     assert read(home, cwd, {"KVCHAT_KV_DISK_BYTES": "none"}).engine.disk_bytes is None
-    assert read(home, cwd, {"KVCHAT_KV_HOST_BYTES": "1GiB"}).engine.host_bytes == 2**30
+    assert read(home, cwd, sampling__max_tokens="none").sampling.max_tokens is None
 
 
 def test_what_happens_when_the_cache_is_full_is_one_of_two_things(home: Path, cwd: Path) -> None:

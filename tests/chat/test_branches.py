@@ -1,7 +1,6 @@
 """Continue, retry, edit and fork: what was said stays as it was."""
 
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
@@ -146,16 +145,6 @@ def test_a_numbered_branch_that_another_store_goes_on_with_keeps_its_name(desk: 
     with closing(SessionStore(desk.store.path)) as other:
         branch = other.branch(fork.session.id, fork.branch.name)
         assert exchange(other, branch, "Two", "2").name == "main-2"
-
-
-def test_two_open_conversations_on_one_branch_become_two_branches(desk: Desk, tmp_path: Path) -> None:
-    conversation = desk.talk("One", title="demo")
-    other = desk.chat.open("demo")
-    list(desk.chat.send(conversation, "left"))
-    list(desk.chat.send(other, "right"))
-    assert (conversation.branch.name, other.branch.name) == ("main", "main-2")
-    assert [turn.text for turn in conversation.turns[::2]] == ["One", "left"]
-    assert [turn.text for turn in other.turns[::2]] == ["One", "right"]
 
 
 def test_an_answer_that_is_being_written_elsewhere_is_not_built_upon(desk: Desk) -> None:

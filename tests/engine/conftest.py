@@ -39,6 +39,15 @@ def unseen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def native_kernels() -> None:
+    """Skip the test where no native kernels can be compiled."""
+    from tests.engine.kernels.native_library import compiled
+
+    if (problem := compiled()) is not None:
+        pytest.skip(problem)
+
+
+@pytest.fixture
 def engines() -> "Iterator[list[Engine]]":
     """Engines whose books are checked, and which are closed, behind the test."""
     opened: list[Engine] = []

@@ -5,34 +5,23 @@ from typing import Any
 
 import pytest
 
-from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.engine import Engine
 from kvchat.engine.results import Result
-from kvchat.engine.startup.assembly import build_parts
 from kvchat.errors import InvalidRequest, PinRefused, PoolExhausted
-from tests.engine.tiny_models import (
-    answer,
-    finish,
-    make_config,
-    open_engine,
-    reference,
-    save_model,
-    submit,
-    token_ids,
-)
-from tests.hand_clock import HandClock
+from tests.engine.conftest import TinyModels
+from tests.engine.tiny_models import answer, finish, open_engine, open_on_clock, reference, submit, token_ids
 
 pytestmark = pytest.mark.cpu
 
 TOKEN_BYTES = 4 * 2 * 2 * 16 * 4  # layers, keys and values, heads, head size, float32
 
 
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(make_config("qwen3"), tmp_path_factory.mktemp("qwen3"))
+@pytest.fixture
+def model_dir(tiny: TinyModels) -> Path:
+    return tiny("qwen3")
 
 
 def engine_of(model_dir: Path, num_tokens: int = 600, host_tokens: int = 600, **settings: Any) -> Engine:
@@ -51,18 +40,6 @@ def room_is_wanted(engine: Engine) -> None:
     for seed in range(50, 54):
         engine.generate([token_ids(500, seed)], SamplingParams(max_tokens=1))
         engine.check_integrity()
-
-
-def engine_with_clock(model_dir: Path, idle_demote_s: float | None) -> tuple[Engine, HandClock]:
-    config = EngineConfig(
-        device="cpu",
-        block_size=16,
-        device_bytes=600 * TOKEN_BYTES,
-        host_bytes=600 * TOKEN_BYTES,
-        idle_demote_s=idle_demote_s,
-    )
-    clock = HandClock()
-    return Engine(build_parts("tiny", model_dir, config), clock), clock
 
 
 def go_on(engine: Engine, sequence: SequenceId, ids: list[int], model_dir: Path) -> tuple[int, int, int]:
@@ -101,7 +78,8 @@ def test_a_sequence_that_answers_or_is_gone_is_not_demoted(model_dir: Path) -> N
 def test_a_sequence_left_alone_for_long_leaves_the_device_by_itself(
     model_dir: Path, limit_s: float | None
 ) -> None:
-    engine, clock = engine_with_clock(model_dir, limit_s)
+    room = 600 * TOKEN_BYTES
+    engine, clock = open_on_clock(model_dir, device_bytes=room, host_bytes=room, idle_demote_s=limit_s)
     handle = submit(engine, token_ids(100, seed=1), 8)
     first = finish(engine, handle).token_ids
     held = used_bytes(engine)

@@ -1,44 +1,32 @@
 """With encryption a conversation goes on from the disk as exactly as without."""
 
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from kvchat.engine import Engine, EngineConfig, SamplingParams
 from kvchat.platform.encryptor import Encryptor
 from tests.damage import flip
+from tests.engine.conftest import OpenEngine, TinyModels
+from tests.engine.tiny_models import answer, reference, token_ids
 
 pytestmark = pytest.mark.cpu
 
-ENCRYPTOR = Encryptor(bytes(range(32)))
-PROMPT = [7 + number * number % 900 for number in range(300)]
-GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
 
+def test_what_is_read_from_encrypted_blocks_gives_the_same_tokens_and_damage_costs_time_alone(
+    tiny: TinyModels, open_engine: OpenEngine, tmp_path: Path
+) -> None:
+    """Neither another key nor none finds or disturbs them."""
+    model_dir, prompt, key = tiny("llama"), token_ids(100), Encryptor(bytes(range(32)))
 
-def answer(cache_dir: Path | None, encryptor: Encryptor | None = ENCRYPTOR) -> tuple[tuple[int, ...], int]:
-    """Return the starter's answer in an engine of its own, and how many tokens came from the disk."""
-    with closing(Engine.load("starter", EngineConfig(cache_dir=cache_dir, encryptor=encryptor))) as engine:
-        (result,) = engine.generate([PROMPT], GREEDY)
-        return tuple(result.token_ids), result.loaded.disk
+    def num_from_disk(encryptor: Encryptor | None) -> int:
+        engine = open_engine(model_dir, cache_dir=tmp_path, encryptor=encryptor)
+        result = answer(engine, prompt, 12)
+        engine.close()
+        assert result.token_ids == reference(model_dir).answer(prompt, 12)
+        return result.loaded.disk
 
-
-def test_what_is_read_from_encrypted_blocks_gives_the_same_tokens(tmp_path: Path) -> None:
-    expected, _ = answer(None)
-    assert answer(tmp_path) == (expected, 0)
-    tokens, num_from_disk = answer(tmp_path)
-    assert tokens == expected
-    assert num_from_disk >= 256
-    # Neither another key nor none finds or disturbs them.
-    assert answer(tmp_path, Encryptor(bytes(32))) == (expected, 0)
-    assert answer(tmp_path, None) == (expected, 0)
-    assert answer(tmp_path)[1] >= 256
-
-
-def test_a_damaged_encrypted_block_costs_time_alone(tmp_path: Path) -> None:
-    expected, _ = answer(tmp_path)
+    assert [num_from_disk(one) for one in (key, Encryptor(bytes(32)), None)] == [0, 0, 0]
+    assert num_from_disk(key) == 99
     for path in sorted(tmp_path.rglob("*.safetensors"))[::2]:
         flip(path)
-    tokens, num_from_disk = answer(tmp_path)
-    assert tokens == expected
-    assert num_from_disk < 256
+    assert num_from_disk(key) < 99

@@ -1,6 +1,5 @@
 """What the engine takes, refuses and ends, and that one request never harms another."""
 
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -95,19 +94,6 @@ def test_a_sequence_that_is_unknown_busy_or_different_is_refused(engine: Engine)
 # How an answer ends
 
 
-def test_an_answer_has_exactly_max_tokens(engine: Engine, model_dir: Path) -> None:
-    wanted = reference(model_dir).answer(token_ids(17), 9)
-    for max_tokens in (1, 2, 9):
-        result = answer(engine, token_ids(17), max_tokens)
-        assert (result.token_ids, result.finish_reason) == (wanted[:max_tokens], FinishReason.LENGTH)
-
-
-def test_without_max_tokens_an_answer_fills_the_context(model_dir: Path, open_engine: OpenEngine) -> None:
-    engine = open_engine(model_dir, max_context=60)
-    tokens = ask(engine, token_ids(17), SamplingParams(max_tokens=None))
-    assert tokens == reference(model_dir).answer(token_ids(17), 60 - 17)
-
-
 def test_any_of_the_models_end_ids_ends_the_answer_and_is_its_last_token(
     tiny: TinyModels, open_engine: OpenEngine
 ) -> None:
@@ -121,35 +107,6 @@ def test_any_of_the_models_end_ids_ends_the_answer_and_is_its_last_token(
     assert result.token_ids == wanted[:6]
     assert result.finish_reason is FinishReason.STOP
     assert ask(engine, prompt, SamplingParams(max_tokens=30, ignore_eos=True)) == wanted
-
-
-def test_a_stop_token_of_the_request_ends_the_answer(engine: Engine, model_dir: Path) -> None:
-    wanted = reference(model_dir).answer(token_ids(17), 20)
-    stop = next(token for token in wanted[4:] if token not in wanted[:4])
-    end = wanted.index(stop) + 1
-    sampling = SamplingParams(max_tokens=20, stop_token_ids=(999, stop))
-    assert ask(engine, token_ids(17), sampling) == wanted[:end]
-
-
-@dataclass
-class StopsAfter:
-    """Ends an answer with its n-th token and remembers what it was fed."""
-
-    num_tokens: int
-    fed: list[int] = field(default_factory=list)
-
-    def feed(self, token_id: int) -> bool:
-        self.fed.append(token_id)
-        return len(self.fed) == self.num_tokens
-
-
-def test_a_stop_matcher_sees_every_token_once_and_ends_the_answer(engine: Engine, model_dir: Path) -> None:
-    matcher = StopsAfter(7)
-    sampling = SamplingParams(max_tokens=20)
-    handle = engine.submit(Request(token_ids=tuple(token_ids(17)), sampling=sampling, stop=matcher))
-    result = finish(engine, handle)
-    assert result.finish_reason is FinishReason.STOP
-    assert matcher.fed == result.token_ids == reference(model_dir).answer(token_ids(17), 7)
 
 
 # Cancel and release

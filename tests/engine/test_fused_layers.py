@@ -20,11 +20,10 @@ from kvchat.engine.kernels.native.library import library
 from kvchat.engine.models.load import load_model
 from kvchat.engine.models.probing.decoder_structure import Unmatched
 from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels
-from tests.engine.kernels.native_library import compiled
 from tests.engine.test_update_weights import other_of, rewrite
 from tests.engine.tiny_models import VOCAB_SIZE, answer, finish, reference, save_model, submit, token_ids
 
-pytestmark = pytest.mark.cpu
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("native_kernels")]
 
 PROMPTS = [token_ids(length, seed=length) for length in (50, 3, 90, 17, 64, 40, 8, 71)]
 SIZES: dict[str, Any] = {
@@ -154,12 +153,6 @@ OTHERS: dict[str, tuple[Any, str]] = {
     "queries scaled by position": (SCALED_FROM_48_ON, "asks for positions"),
     "rope in pairs": (transformers.Ernie4_5Config(**SIZES | {"head_dim": 10}), "something else"),
 }
-
-
-@pytest.fixture(autouse=True)
-def native() -> None:
-    if compiled() is not None:
-        pytest.skip(str(compiled()))
 
 
 def move_vectors(tensors: dict[str, Tensor]) -> None:

@@ -16,18 +16,11 @@ from kvchat.engine.models.load import load_model
 from kvchat.engine.quality.replay import Replay, ReplaySize
 from kvchat.engine.startup.weights import groups_in
 from tests.engine.conftest import TinyModels
-from tests.engine.kernels.native_library import compiled
 from tests.engine.tiny_models import token_ids
 
-pytestmark = pytest.mark.cpu
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("native_kernels")]
 
 FORMATS = ("fp8", "int8", "int4", "int2", "k=int8,v=int4; layers 1=exact", "int4; layers 0=int8")
-
-
-@pytest.fixture(autouse=True)
-def native() -> None:
-    if compiled() is not None:
-        pytest.skip(str(compiled()))
 
 
 class Both:

@@ -40,7 +40,6 @@ TOLERANCE = 1e-5
 """Of the largest logit, in float32."""
 VISIBLE = 50
 """What is easily mistaken changes logits by more than this many times the tolerance."""
-kinds = pytest.mark.parametrize("kind", KINDS)
 
 
 def logits_of(served: Any, ids: list[int], cuts: list[int], make_pass: Any = None) -> Tensor:

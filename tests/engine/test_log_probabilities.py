@@ -10,14 +10,15 @@ from kvchat.engine.api.events import TokenEmitted
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.sampling.sampler import distribution
-from tests.engine.tiny_models import make_config, open_engine, reference, save_model, token_ids
+from tests.engine.conftest import TinyModels
+from tests.engine.tiny_models import open_engine, reference, token_ids
 
 pytestmark = pytest.mark.cpu
 
 
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(make_config("llama"), tmp_path_factory.mktemp("llama"))
+@pytest.fixture
+def model_dir(tiny: TinyModels) -> Path:
+    return tiny("llama")
 
 
 def test_a_repetition_penalty_gives_the_tokens_transformers_gives(model_dir: Path) -> None:
@@ -48,13 +49,6 @@ def test_reported_log_probabilities_are_those_of_the_model(model_dir: Path) -> N
         top = expected[position].topk(3)
         assert [token for token, _ in event.logprobs.top] == top.indices.tolist()
         assert [value for _, value in event.logprobs.top] == pytest.approx(top.values.tolist(), abs=1e-4)
-
-
-def test_nothing_is_reported_unless_asked(model_dir: Path) -> None:
-    handle = open_engine(model_dir).submit(
-        Request(token_ids=(1, 2, 3), sampling=SamplingParams(max_tokens=2))
-    )
-    assert all(event.logprobs is None for event in handle if isinstance(event, TokenEmitted))
 
 
 def test_min_p_keeps_what_is_probable_enough_beside_the_best() -> None:

@@ -18,7 +18,6 @@ pytestmark = pytest.mark.cpu
 FORMATS = ("int8", "k=fp8,v=int4; layers 1=exact")
 # GPT-2's layers are computed one by one, those of Llama by the fused pass where there are native kernels.
 CASES = (*(("llama", name) for name in FORMATS), ("gpt2", "int8"))
-BLOCK = 16
 Opened = Callable[..., Engine]
 Wanted = Callable[[list[int], int], list[int]]
 """(prompt, number of tokens) -> the answer, in whose computation nothing is reused."""

@@ -23,7 +23,7 @@ from kvchat.engine.scheduling.scheduler import NoDrafter
 from kvchat.engine.sequences.completion_sequence import Completion
 from tests.engine.conversations import Life, live
 from tests.engine.recurrent_models import save_recurrent
-from tests.engine.test_speculation import as_in_a_life, expect_exact
+from tests.engine.test_speculation import as_in_a_life
 from tests.engine.tiny_models import (
     RecordingRunner,
     answer,
@@ -52,7 +52,6 @@ every_class = pytest.mark.parametrize(
     "name", [*SOME, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
 )
 some_classes = pytest.mark.parametrize("name", SOME)
-scans = pytest.mark.parametrize("name", ["Mamba2", "Jamba"])
 needs_kernels = pytest.mark.skipif(library() is None, reason="the native kernels are not built")
 SIZES: dict[str, Any] = {"device_bytes": 3 << 20, "max_batch_tokens": 100}
 
@@ -345,14 +344,6 @@ def test_of_many_snapshots_those_are_kept_that_save_most_tokens(model_dir: Any) 
     engine.close()
 
 
-@scans
-def test_after_any_life_each_answer_is_that_of_an_engine_without_a_past(
-    name: str, model_dir: Any, tmp_path: Path
-) -> None:
-    """Those of the other classes are with drafts, below."""
-    live(Life(model_dir(name), tmp_path, seed=3), num_actions=10)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*SOME, *OTHERS])
 @pytest.mark.parametrize("seed", range(100, 104))
@@ -360,13 +351,6 @@ def test_after_many_lives_each_answer_is_that_of_an_engine_without_a_past(
     name: str, seed: int, model_dir: Any, tmp_path: Path
 ) -> None:
     live(Life(model_dir(name), tmp_path, seed), num_actions=40)
-
-
-@scans
-def test_a_draft_that_was_partly_right_changes_no_answer(name: str, model_dir: Any) -> None:
-    """The state behind it is given up, and the next step computes again what was right."""
-    prompts = [token_ids(length, seed=1) for length in (5, 63, 150)]
-    expect_exact(model_dir(name), open_recorded, prompts, 30)
 
 
 class Wrong(NoDrafter):
@@ -393,10 +377,11 @@ def test_an_answer_whose_draft_was_wrong_goes_on_beside_a_more_important_prompt(
     assert all(any(chunk.request == behind.request_id for chunk in batch.chunks) for batch in beside)
 
 
-@pytest.mark.parametrize("name", ["Qwen3_5", "Lfm2"])
+@some_classes
 def test_after_any_life_with_drafts_each_answer_is_that_of_an_engine_without_a_past(
     name: str, model_dir: Any, tmp_path: Path
 ) -> None:
+    """Behind a draft that was partly right the state is given up, and what was right is computed again."""
     drafter = as_in_a_life(model_dir(name))
     live(Life(model_dir(name), tmp_path, seed=4, drafter=drafter), num_actions=10)
 

@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from time import monotonic, sleep
+from time import sleep
 
 import pytest
 
@@ -21,11 +21,10 @@ from kvchat.engine.startup.assembly import build_parts
 from tests.engine.conftest import OpenEngine, TinyModels
 from tests.engine.tiny_models import answer, finish, reference, submit, token_ids
 from tests.engine.tiny_models import open_engine as open_unmanaged
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.cpu
 
-ROOT = Path(__file__).parents[2]
 GLUE, MESSAGE = token_ids(3, seed=60), token_ids(11, seed=61)
 NUM_NEW = 1 + len(GLUE) + len(MESSAGE)
 """The last sampled token was never fed; the template's glue and the message are new."""
@@ -78,21 +77,6 @@ def test_a_turn_behind_1024_tokens_writes_its_own_blocks_and_the_tail_and_touche
     assert len(new) == num_groups * (len(longer) // 64 - len(text) // 64 + 1)
 
 
-def test_turn_after_turn_in_engine_after_engine_stays_exact(
-    tiny: TinyModels, open_engine: OpenEngine, tmp_path: Path
-) -> None:
-    model_dir = tiny("gemma3", sliding_window=23)
-    text: list[int] = []
-    for turn in range(3):
-        prompt = text + token_ids(17, seed=70 + turn)
-        engine = open_unmanaged(model_dir, cache_dir=tmp_path)
-        result = answer(engine, prompt, 13)
-        engine.close()
-        assert result.usage.computed_tokens == (18 if turn else 17)
-        assert result.token_ids == reference(model_dir).answer(prompt, 13)
-        text = prompt + result.token_ids
-
-
 def test_an_earlier_turn_is_answered_again_from_its_own_window(
     tiny: TinyModels, open_engine: OpenEngine, tmp_path: Path
 ) -> None:
@@ -127,12 +111,12 @@ def test_what_a_killed_engine_had_not_saved_is_a_tail_at_most(
 
 def _wait_until_saved(engine: Engine, token_ids: list[int]) -> None:
     """Until each of these blocks is there: a count would take parts of a tail for blocks."""
-    end_s = monotonic() + PATIENCE_S
-    while monotonic() < end_s:
+
+    def is_saved() -> bool:
         blocks = engine.inspect(InspectionRequest(token_ids=tuple(token_ids)))
-        if all(place.is_stored for block in blocks for place in block.places):
-            return
-        sleep(0.01)
+        return all(place.is_stored for block in blocks for place in block.places)
+
+    wait_until(is_saved)
 
 
 def test_what_is_on_the_device_already_is_not_loaded_again(

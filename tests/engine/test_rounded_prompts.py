@@ -13,7 +13,6 @@ from kvchat.engine.forward.fused_pass import MOST_ROWS, FusedLayers
 from kvchat.engine.kernels.decoder_layers.native import rounds_products
 from kvchat.engine.kernels.native.library import library
 from tests.engine.conftest import OpenRecorded
-from tests.engine.kernels.native_library import compiled
 from tests.engine.test_fused_layers import PROMPTS, SIZES
 from tests.engine.tiny_models import finish, save_model, submit
 
@@ -21,9 +20,7 @@ pytestmark = pytest.mark.cpu
 
 
 @pytest.fixture(autouse=True)
-def native() -> None:
-    if compiled() is not None:
-        pytest.skip(str(compiled()))
+def native(native_kernels: None) -> None:
     found = library()
     if found is None or not rounds_products(found):
         pytest.skip("this processor does not multiply bfloat16, or in tiles")

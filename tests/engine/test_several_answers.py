@@ -7,16 +7,17 @@ import pytest
 from kvchat.engine.api.events import FinishReason, RequestFinished, TokenEmitted
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
-from tests.engine.tiny_models import make_config, open_engine, save_model, token_ids
+from tests.engine.conftest import TinyModels
+from tests.engine.tiny_models import open_engine, token_ids
 
 pytestmark = pytest.mark.cpu
 
 NUM_TOKENS = 20
 
 
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(make_config("qwen3"), tmp_path_factory.mktemp("qwen3"))
+@pytest.fixture
+def model_dir(tiny: TinyModels) -> Path:
+    return tiny("qwen3")
 
 
 def test_each_answer_is_the_one_its_seed_gives_alone(model_dir: Path) -> None:

@@ -5,6 +5,7 @@ right up to every place.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
@@ -22,7 +23,6 @@ from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels
 from tests.engine.conversations import Asked, Life, cold, keep_rows, live
 from tests.engine.conversations import collect as step_all
 from tests.engine.drafters import Foreseen
-from tests.engine.test_engine import StopsAfter
 from tests.engine.test_exactness import expect_answer
 from tests.engine.test_traces_engine import KINDS as WINDOWED
 from tests.engine.test_traces_engine import SAMPLINGS
@@ -158,6 +158,18 @@ def test_an_answer_ends_inside_a_draft_as_it_does_without(llama: Path, open_reco
     assert num_accepted
 
 
+@dataclass
+class StopsAfter:
+    """Ends an answer with its n-th token and remembers what it was fed."""
+
+    num_tokens: int
+    fed: list[int] = field(default_factory=list)
+
+    def feed(self, token_id: int) -> bool:
+        self.fed.append(token_id)
+        return len(self.fed) == self.num_tokens
+
+
 def test_a_stop_matcher_sees_each_token_once_and_none_behind_the_end(
     llama: Path, open_recorded: OpenRecorded
 ) -> None:
@@ -243,7 +255,7 @@ def auto(llama: Path) -> Iterator[Engine]:
 
 def test_an_engine_guesses_by_itself_where_text_repeats(auto: Engine, llama: Path) -> None:
     prompt = token_ids(40)
-    results = [ask(auto, prompt, max_tokens=400), ask(auto, prompt, max_tokens=400)]
-    assert results[0].token_ids == results[1].token_ids == reference(llama).answer(prompt, 400)
+    results = [ask(auto, prompt, max_tokens=200), ask(auto, prompt, max_tokens=200)]
+    assert results[0].token_ids == results[1].token_ids == reference(llama).answer(prompt, 200)
     assert results[1].usage.accepted_tokens > 0
     assert results[1].usage.accepted_tokens <= results[1].usage.drafted_tokens

@@ -65,7 +65,7 @@ def follow(where: Setting, texts: list[list[int]], trace: Trace) -> None:
 stored = st.lists(st.lists(st.integers(0, 1), min_size=10, max_size=26), min_size=1, max_size=3)
 
 
-@settings(SETTINGS, max_examples=40)
+@settings(SETTINGS, max_examples=160)
 @given(where=setting(), texts=stored, trace=traces)
 def test_what_is_stored_comes_whatever_happens_meanwhile(
     where: Setting, texts: list[list[int]], trace: Trace

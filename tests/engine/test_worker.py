@@ -16,13 +16,12 @@ from kvchat.engine.api.events import FinishReason, RequestFinished, TokenEmitted
 from kvchat.engine.api.ids import RequestId, SequenceId
 from kvchat.engine.api.request import Request, StopMatcher
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.engine import Engine
 from kvchat.engine.worker import NICENESS, Worker, WorkerHandle
 from kvchat.errors import EngineFailed, InvalidRequest, ModelError
 from tests.engine.conftest import OpenEngine, TinyModels
 from tests.engine.tiny_models import answer, reference, token_ids
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.cpu
 
@@ -144,13 +143,12 @@ def test_snapshots_follow_the_engine(model_dir: Path, start_worker: StartWorker)
     worker = start_worker(model_dir)
     handle = worker.submit(ask(40, 3))
     collect(handle)
-    end_s = monotonic() + PATIENCE_S
-    while monotonic() < end_s:
+
+    def is_told() -> bool:
         snapshot = worker.snapshot()
-        if snapshot is not None and snapshot.tier(Tier.DEVICE).used_bytes and not snapshot.num_running:
-            break
-    assert snapshot is not None
-    assert [sequence.num_tokens for sequence in snapshot.sequences] == [42]
+        return snapshot is not None and [one.num_tokens for one in snapshot.sequences] == [42]
+
+    wait_until(is_told)
 
 
 def test_a_model_that_cannot_be_loaded_reaches_everyone_who_asks(

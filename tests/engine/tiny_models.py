@@ -35,6 +35,7 @@ from kvchat.engine.sequences.batch_plan import Batch
 from kvchat.engine.startup.assembly import assemble, check_settings
 from kvchat.engine.startup.parts import EngineParts
 from kvchat.engine.startup.weights import Candidate, load_candidate
+from tests.hand_clock import HandClock
 from tests.quick_disk import quick_place
 
 VOCAB_SIZE = 512
@@ -229,6 +230,14 @@ def open_recorded(
     make_computing_slow(parts.rates)
     recorder = RecordingRunner(parts.runner, parts.pool)
     return Engine(replace(parts, runner=recorder, drafter=drafter or parts.drafter)), recorder
+
+
+def open_on_clock(model_dir: Path, **settings: Any) -> tuple[Engine, HandClock]:
+    """Return an engine as `open_engine` does, on a clock that a test moves."""
+    config = EngineConfig(**{"device": "cpu", "block_size": 16, "speculate": "off"} | settings)
+    parts, clock = build(model_dir, config), HandClock()
+    make_computing_slow(parts.rates)
+    return Engine(parts, clock), clock
 
 
 def build(model_dir: Path, config: EngineConfig, candidate: Candidate | None = None) -> EngineParts:

@@ -5,7 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from kvchat.platform.encryptor import Encryptor
 from kvchat.session.store import SessionStore
+
+plain_and_encrypted = pytest.mark.parametrize(
+    "encryptor", [None, Encryptor(bytes(range(32)))], ids=["plain", "encrypted"]
+)
 
 
 @pytest.fixture
@@ -14,7 +19,13 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def store(path: Path) -> Iterator[SessionStore]:
-    store = SessionStore(path)
+def encryptor() -> Encryptor | None:
+    """What the store is encrypted with: nothing, unless a test is marked to run both ways."""
+    return None
+
+
+@pytest.fixture
+def store(path: Path, encryptor: Encryptor | None) -> Iterator[SessionStore]:
+    store = SessionStore(path, encryptor)
     yield store
     store.close()

@@ -10,15 +10,15 @@ from random import Random
 import pytest
 
 from kvchat.engine.api.ids import u32le
-from kvchat.errors import EncryptionError, KvchatError, StorageError
+from kvchat.errors import EncryptionError, StorageError
 from kvchat.platform.encryptor import Encryptor
 from kvchat.session.database import schema
 from kvchat.session.database.backups import backup_paths
 from kvchat.session.database.plain_tables import is_encrypted
 from kvchat.session.encryption import tables
 from kvchat.session.store import SessionStore
-from kvchat.session.tree import MAIN, Finish, MessagePart, Turn
-from tests.session.turns import begin_answer, exchange, open_answer, question
+from kvchat.session.tree import MAIN, MessagePart, Turn
+from tests.session.turns import exchange, open_answer, question
 
 pytestmark = pytest.mark.pure
 
@@ -52,20 +52,6 @@ def raw(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(path, isolation_level=None)
 
 
-def test_everything_is_read_back_by_another_store(path: Path) -> None:
-    with closing(SessionStore(path, ENCRYPTOR)) as store:
-        turns = talk(store)
-        (summary,) = store.list_sessions()
-        branches = store.branches(summary.session.id)
-    with closing(SessionStore(path, ENCRYPTOR)) as store:
-        assert store.list_sessions() == (summary,)
-        assert store.branches(summary.session.id) == branches
-        assert store.all_turns(summary.session.id) == turns
-        assert [turn.text for turn in turns][:2] == [f"question 0 {SECRET}", f"reply 0 {SECRET}"]
-        assert store.find(f"title {SECRET}").system == f"system {SECRET}"
-    assert is_encrypted(path)
-
-
 def test_no_byte_on_disk_tells_text_titles_names_or_token_ids(store: SessionStore, path: Path) -> None:
     """Also while it is open, in the middle of an answer, after a search, and in the daily copy."""
     turns = talk(store)
@@ -85,18 +71,6 @@ def test_no_byte_on_disk_tells_text_titles_names_or_token_ids(store: SessionStor
     assert backup_paths(path)[0].exists()
 
 
-def test_a_search_finds_words_in_memory_and_follows_every_change(store: SessionStore) -> None:
-    turns = talk(store)
-    assert {hit.turn_id for hit in store.search("marma quest")} == {turns[0].id, turns[2].id}
-    exchange(store, store.branch(turns[0].session_id, MAIN), "something about Nürnberg", "yes")
-    (hit,) = store.search("nurnb")
-    assert hit.excerpt == "something about Nürnberg"
-    assert hit.title == f"title {SECRET}"
-    store.delete_session(turns[0].session_id)
-    assert store.search("marmalade") == ()
-    assert store.search('"') == ()
-
-
 def test_two_stores_on_one_file_see_each_other(path: Path) -> None:
     with closing(SessionStore(path, ENCRYPTOR)) as one, closing(SessionStore(path, ENCRYPTOR)) as two:
         turns = talk(one)
@@ -106,17 +80,6 @@ def test_two_stores_on_one_file_see_each_other(path: Path) -> None:
         assert exchange(one, branch, "from one", "too").name == f"{MAIN}-2"
         assert one.turns_to(moved.leaf_id)[-2].text == "from two"
         assert {hit.excerpt for hit in one.search("from")} == {"from two", "from one"}
-
-
-def test_an_answer_grows_piece_by_piece_in_its_order(store: SessionStore) -> None:
-    _, answer = begin_answer(store)
-    for number in range(5):
-        store.append_to_answer(answer.id, [number], f"{number} ")
-    grown = store.turn(answer.id)
-    assert (grown.text, grown.token_ids, grown.finish) == ("0 1 2 3 4 ", (0, 1, 2, 3, 4), Finish.PARTIAL)
-    store.delete_session(answer.session_id)
-    with pytest.raises(KvchatError):
-        store.append_to_answer(answer.id, [1], "late")
 
 
 @pytest.mark.parametrize(("column", "part"), [("text", MessagePart.TEXT), ("token_ids", MessagePart.IDS)])

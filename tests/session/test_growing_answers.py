@@ -7,17 +7,20 @@ import pytest
 from kvchat.errors import SessionNotFound, UsageError
 from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.tree import MAIN, Finish
+from tests.session.conftest import plain_and_encrypted
 from tests.session.turns import begin_answer
 
 pytestmark = pytest.mark.pure
 
 
+@plain_and_encrypted
 def test_an_answer_in_progress_reads_as_partial_with_everything_stored(store: SessionStore) -> None:
     _, answer = begin_answer(store)
-    store.append_to_answer(answer.id, [4, 5], "Half")
+    for number in range(5):
+        store.append_to_answer(answer.id, [number], f"{number} ")
     assert store.settle(answer.session_id) == 0
     read = store.turn(answer.id)
-    assert (read.finish, read.text, read.token_ids) == (Finish.PARTIAL, "Half", (4, 5))
+    assert (read.finish, read.text, read.token_ids) == (Finish.PARTIAL, "0 1 2 3 4 ", (0, 1, 2, 3, 4))
 
 
 def test_another_store_leaves_an_answer_alone_while_its_writer_lives(store: SessionStore, path: Path) -> None:
@@ -79,6 +82,7 @@ def test_an_answer_that_another_branch_rests_on_grows_as_a_copy(store: SessionSt
     assert [turn.parent_id for turn in store.all_turns(answer.session_id)].count(answer.parent_id) == 2
 
 
+@plain_and_encrypted
 def test_an_answer_whose_session_is_deleted_meanwhile_says_so(store: SessionStore) -> None:
     _, answer = begin_answer(store)
     store.delete_session(answer.session_id)

@@ -3,6 +3,7 @@ import pytest
 from kvchat.errors import SessionAmbiguous, SessionNotFound
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import MAIN
+from tests.session.conftest import plain_and_encrypted
 from tests.session.turns import begin_answer, exchange, question
 
 pytestmark = pytest.mark.pure
@@ -69,17 +70,19 @@ def test_the_list_has_the_last_used_first_with_what_is_in_it(store: SessionStore
     assert (two.num_turns, two.num_tokens, two.num_branches, two.excerpt) == (0, 0, 1, "")
 
 
+@plain_and_encrypted
 def test_search_finds_words_in_questions_and_finished_answers_only(store: SessionStore) -> None:
     session = store.create_session(title="trip")
     branch = exchange(store, store.branch(session.id, MAIN), "Where is Göteborg?", "On the west coast")
     _, answer = begin_answer(store, branch, "more")
     store.append_to_answer(answer.id, [1], "unfinished words")
     assert [hit.excerpt for hit in store.search("gote")] == ["Where is Göteborg?"]
-    assert [hit.session_id for hit in store.search("coast WEST")] == [session.id]
+    assert [(hit.session_id, hit.title) for hit in store.search("coast WEST")] == [(session.id, "trip")]
     assert store.search("coast east") == ()
     assert store.search("unfinished") == ()
 
 
+@plain_and_encrypted
 @pytest.mark.parametrize("text", ["", '"', "*", "NEAR(", "a OR", "(", "^x", "text:x", "-", "''", "\x00"])
 def test_what_a_person_types_is_never_query_syntax(store: SessionStore, text: str) -> None:
     session = store.create_session()

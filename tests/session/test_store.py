@@ -12,9 +12,11 @@ import pytest
 
 from kvchat.engine.api.events import Loaded, Timings, Usage
 from kvchat.errors import SessionExists, SessionNotFound, StorageError, UsageError
+from kvchat.platform.encryptor import Encryptor
 from kvchat.session.database.schema import MIGRATIONS
 from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.tree import MAIN, Finish, Stored
+from tests.session.conftest import plain_and_encrypted
 from tests.session.turns import begin_answer, exchange, open_answer, question
 
 pytestmark = pytest.mark.pure
@@ -33,7 +35,10 @@ store.close()
 """
 
 
-def test_what_was_stored_is_read_back_by_another_store(store: SessionStore, path: Path) -> None:
+@plain_and_encrypted
+def test_what_was_stored_is_read_back_by_another_store(
+    store: SessionStore, path: Path, encryptor: Encryptor | None
+) -> None:
     session = store.create_session(title="trip", system="Be kind.", model="tiny")
     asked = question(session.id, "Where is Oslo?", [1, 2, 2**31])
     answer = open_answer(asked)
@@ -48,7 +53,10 @@ def test_what_was_stored_is_read_back_by_another_store(store: SessionStore, path
         stored=Stored.BOTH,
     )
     finished = store.finish_answer(answer.id, outcome)
-    other = SessionStore(path)
+    other = SessionStore(path, encryptor)
+    assert other.find("trip") == other.session(session.id)
+    assert other.list_sessions() == store.list_sessions()
+    assert other.branches(session.id) == store.branches(session.id)
     assert other.session(session.id).system == "Be kind."
     read = other.turns_to(answer.id)
     assert read == (asked, finished)
@@ -159,6 +167,7 @@ def test_a_branch_is_refused_a_name_that_is_shown_like_another(store: SessionSto
         store.create_branch(session.id, leaf_id=None, name=name)
 
 
+@plain_and_encrypted
 def test_deleting_a_session_takes_all_of_it_and_nothing_else(store: SessionStore) -> None:
     kept, gone = store.create_session(title="kept"), store.create_session(title="gone")
     exchange(store, store.branch(kept.id, MAIN), "blue fish", "yes")

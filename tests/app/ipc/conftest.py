@@ -1,6 +1,7 @@
 """A lender over a scripted engine, in a directory short enough for a socket."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -10,15 +11,9 @@ from kvchat.app.ipc.client import EngineClientProxy, borrow
 from kvchat.app.ipc.server import EngineServer
 from kvchat.session.template.chat_template import ChatTemplate
 from tests.scripted_engine import ScriptedEngine
-from tests.tiny_models import write_model
 
 IDENTITY = "0123456789abcdef"
 ANSWER = tuple(range(5, 45))
-
-
-@pytest.fixture(scope="session")
-def template(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
-    return ChatTemplate.from_dir(write_model(tmp_path_factory.mktemp("model")))
 
 
 @pytest.fixture
@@ -41,9 +36,14 @@ def lender(engine: ScriptedEngine, template: ChatTemplate, place: Path) -> Itera
     lender.close()
 
 
+def lent(place: Path) -> EngineClientProxy:
+    """Borrow an engine that has to be there."""
+    borrowed = borrow(place, IDENTITY)
+    assert borrowed is not None
+    return borrowed
+
+
 @pytest.fixture
 def borrowed(lender: EngineServer) -> Iterator[EngineClientProxy]:
-    borrowed = borrow(lender.path, IDENTITY)
-    assert borrowed is not None
-    yield borrowed
-    borrowed.close()
+    with closing(lent(lender.path)) as borrowed:
+        yield borrowed

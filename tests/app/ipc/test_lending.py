@@ -27,7 +27,7 @@ from kvchat.errors import EngineFailed, InvalidRequest, StorageError
 from kvchat.session.store import SessionStore
 from kvchat.session.template.chat_template import ChatTemplate
 from kvchat.session.tree import Finish
-from tests.app.ipc.conftest import ANSWER, IDENTITY
+from tests.app.ipc.conftest import ANSWER, IDENTITY, lent
 from tests.patience import PATIENCE_S, wait_until
 from tests.scripted_engine import ScriptedEngine
 
@@ -74,9 +74,7 @@ def test_the_lender_ends_an_answer_at_the_stop_strings_of_a_model_without_a_temp
     lender = EngineServer(talker, plain, place, IDENTITY)
     assert lender.start()
     try:
-        engine_there = borrow(place, IDENTITY)
-        assert engine_there is not None
-        with closing(engine_there), closing(SessionStore(tmp_path / "sessions.db")) as store:
+        with closing(lent(place)) as engine_there, closing(SessionStore(tmp_path / "sessions.db")) as store:
             _, last = told(engine_there, store, plain)
     finally:
         lender.close()
@@ -123,9 +121,7 @@ def test_a_cancelled_request_ends_within_a_step(borrowed: EngineClientProxy, eng
 def test_a_borrower_that_vanishes_costs_its_own_request_alone(
     lender: EngineServer, engine: ScriptedEngine
 ) -> None:
-    lost, other = borrow(lender.path, IDENTITY), borrow(lender.path, IDENTITY)
-    assert lost is not None
-    assert other is not None
+    lost, other = lent(lender.path), lent(lender.path)
     with closing(other):
         idle = tokens_of(lost.submit(PROMPT))[1].sequence
         engine.held_after = len(ANSWER) // 4
@@ -211,9 +207,7 @@ def test_a_second_lender_of_the_same_engine_stands_back(
     second = EngineServer(engine, template, lender.path, IDENTITY)
     assert not second.start()
     second.close()
-    borrowed = borrow(lender.path, IDENTITY)
-    assert borrowed is not None
-    borrowed.close()
+    lent(lender.path).close()
 
 
 def test_the_socket_of_a_dead_process_is_no_engine_and_in_nobodys_way(
@@ -226,9 +220,7 @@ def test_the_socket_of_a_dead_process_is_no_engine_and_in_nobodys_way(
     assert borrow(place, IDENTITY) is None
     lender = EngineServer(engine, template, place, IDENTITY)
     assert lender.start()
-    borrowed = borrow(place, IDENTITY)
-    assert borrowed is not None
-    borrowed.close()
+    lent(place).close()
     lender.close()
 
 

@@ -4,11 +4,8 @@ import io
 import json
 import os
 import signal
-import sys
 from pathlib import Path
 from threading import Thread, main_thread
-from time import sleep
-from traceback import walk_stack
 
 import pytest
 
@@ -18,6 +15,7 @@ from kvchat.session.kv.provenance import origin_of
 from kvchat.session.turn_lock import turn_lock
 from tests.cli.command_line import Run
 from tests.cli.homes import block_bytes, session_of
+from tests.threads import wait_until_in
 
 WORDS, OTHER_WORDS = "remember the sea ", "look at the moon "
 
@@ -103,11 +101,6 @@ def test_after_ctrl_c_in_an_answer_nothing_is_compressed(
     assert session_of(home, "small").namespace == ""
 
 
-def functions_of(thread: Thread) -> list[str]:
-    """Return the names of the functions that a thread is in."""
-    return [frame.f_code.co_name for frame, _ in walk_stack(sys._current_frames()[thread.ident or 0])]
-
-
 STUCK_CONVERTING = """
 import os, sys, time
 if "convert" in sys.orig_argv:
@@ -130,8 +123,7 @@ def test_ctrl_c_behind_the_answer_ends_the_process_that_converts_and_starts_no_o
 
     def interrupt() -> None:
         converting.append(int(fifo.read_text()))
-        while "communicate" not in functions_of(main_thread()):
-            sleep(0.01)
+        wait_until_in(main_thread(), "communicate")
         os.kill(os.getpid(), signal.SIGINT)
 
     sender = Thread(target=interrupt, daemon=True)

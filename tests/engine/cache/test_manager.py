@@ -69,9 +69,6 @@ def test_a_sequence_left_before_its_first_step_is_no_copy_source_for_what_it_fin
     assert not cache.manager.match(stranger).length
 
 
-# Sharing and copy-on-write
-
-
 def test_without_room_for_the_copy_nothing_changes() -> None:
     cache = Cache(full_group(), num_blocks=2)
     parent = cache.computed(LONG[:6])
@@ -81,15 +78,6 @@ def test_without_room_for_the_copy_nothing_changes() -> None:
     assert child.tables == parent.tables
     cache.manager.release(parent)
     assert cache.manager.extend(child, 1) == ()
-
-
-# Names
-
-
-# Windows
-
-
-# Room
 
 
 def test_an_admission_can_ask_for_room_behind_what_it_finds() -> None:

@@ -37,17 +37,6 @@ def test_a_pin_covers_what_is_there_and_pinning_again_what_has_been_added() -> N
     cache.check()
 
 
-def test_a_block_of_two_pins_is_pinned_until_both_are_undone() -> None:
-    cache = Cache(full_group(), num_blocks=16)
-    first, second = cache.computed([*range(8), 50]), cache.computed([*range(8), 60, 61, 62, 63, 64])
-    assert (cache.manager.pins.pin(first), cache.manager.pins.pin(second)) == (2, 3)
-    assert cache.manager.pools[FULL].num_pinned == 3
-    cache.manager.pins.unpin(first.id)
-    assert cache.manager.pools[FULL].num_pinned == 3
-    cache.manager.pins.unpin(second.id)
-    assert cache.manager.pools[FULL].num_pinned == 0
-
-
 def test_more_than_half_of_a_pool_is_refused_and_nothing_changes() -> None:
     cache = Cache(full_group(), num_blocks=10)
     small, large = cache.computed(range(9)), cache.computed(range(100, 117))

@@ -89,17 +89,6 @@ def test_the_match_ends_where_a_sliding_group_lacks_a_block_of_its_window() -> N
     assert cache.matched_len(PROMPT) == 0
 
 
-def test_matching_changes_nothing() -> None:
-    """Trap 13: a match must not consume what it finds."""
-    cache = Cache(full_group(), sliding_group(5))
-    cache.manager.release(cache.computed(PROMPT))
-    waiting = cache.open(PROMPT)
-    before = [(pool.num_free, pool.num_cached, pool.num_used) for pool in cache.manager.pools.values()]
-    assert cache.manager.match(waiting) == cache.manager.match(waiting)
-    after = [(pool.num_free, pool.num_cached, pool.num_used) for pool in cache.manager.pools.values()]
-    assert before == after
-
-
 def test_a_match_can_be_kept_short() -> None:
     cache = Cache(full_group(), sliding_group(5))
     cache.computed(PROMPT)

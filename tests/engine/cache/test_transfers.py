@@ -19,14 +19,6 @@ def test_blocks_are_offered_for_saving_once_each_in_their_order() -> None:
     assert all(cache.manager.is_resident(save) for save in saves)
 
 
-def test_a_block_that_was_evicted_before_it_was_saved_is_not_resident() -> None:
-    cache = Cache(full_group(), num_blocks=3)
-    cache.manager.release(cache.computed(LONG[:8]))
-    saves = cache.manager.take_saves()
-    cache.computed([1] * 8)
-    assert [cache.manager.is_resident(save) for save in saves] == [True, False]
-
-
 def test_a_tail_is_saved_once_and_replaces_the_one_before_and_the_block_it_grows_into_replaces_it() -> None:
     cache = Cache(full_group(), sliding_group(4))
     sequence = cache.open(LONG)

@@ -21,15 +21,12 @@ pytestmark = [pytest.mark.pure, pytest.mark.long]
 ROOT = Path(__file__).parents[3]
 
 
-def test_a_directory_is_found_under_its_name(tmp_path: Path) -> None:
-    model_dir = write_model(tmp_path / "model")
+@pytest.mark.parametrize("shards", [(), ("a.safetensors", "b.safetensors")])
+def test_a_directory_is_found_under_its_name(tmp_path: Path, shards: tuple[str, ...]) -> None:
+    path = tmp_path / "model"
+    model_dir = write_sharded_model(path, shards) if shards else write_model(path)
     location = locate_model(str(model_dir))
     assert (location.name, location.path) == (str(model_dir), model_dir)
-
-
-def test_a_model_in_shards_is_found(tmp_path: Path) -> None:
-    model_dir = write_sharded_model(tmp_path / "model", ("a.safetensors", "b.safetensors"))
-    assert locate_model(str(model_dir)).path == model_dir
 
 
 def test_a_name_that_is_nothing_says_what_was_tried_and_what_to_run(tmp_path: Path) -> None:

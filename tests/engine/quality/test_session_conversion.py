@@ -4,17 +4,16 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import pytest
 
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.ids import BlockKey, GroupId, root_key
-from kvchat.engine.memory.disk.cache_admin import CacheAdmin, IsReferenced
+from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 from kvchat.engine.memory.disk.offline_block_store import OfflineBlockStore
 from kvchat.engine.memory.disk.store import DiskStore
-from kvchat.engine.quality.convert import RUN_LEN, Conversion, Converter, load_exact
+from kvchat.engine.quality.convert import Conversion, Converter, load_exact
 from kvchat.errors import CacheError, StorageError
 from kvchat.session.kv.block_references import blocks_on
 from tests.engine.conftest import OpenEngine, TinyModels
@@ -27,18 +26,12 @@ NAMESPACE = "int4<-exact"
 
 
 class CountingStore(OfflineBlockStore):
-    """Counts what is read and written, and says when more than one run has been read."""
+    """Counts what is read."""
 
     num_calls = 0
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.is_ahead = Event()
-
     def read(self, group: GroupId, parent: BlockKey, token_ids: bytes) -> bytes | None:
         self.num_calls += 1
-        if self.num_calls > RUN_LEN:
-            self.is_ahead.set()
         return super().read(group, parent, token_ids)
 
 
@@ -60,24 +53,16 @@ class Stored:
     def source(self) -> CountingStore:
         return CountingStore(self._disk_store(self.converter.exact))
 
-    def target(
-        self,
-        limit_bytes: int | None = None,
-        daily_bytes: int | None = None,
-        kind: type[OfflineBlockStore] = OfflineBlockStore,
-    ) -> OfflineBlockStore:
-        return kind(self._disk_store(self.converter.target, limit_bytes, daily_bytes))
+    def target(self, limit_bytes: int | None = None) -> OfflineBlockStore:
+        return OfflineBlockStore(self._disk_store(self.converter.target, limit_bytes))
 
-    def _disk_store(
-        self, side: Any, limit_bytes: int | None = None, daily_bytes: int | None = None
-    ) -> DiskStore:
+    def _disk_store(self, side: Any, limit_bytes: int | None = None) -> DiskStore:
         return DiskStore(
             self.cache_dir,
             fingerprint=side.fingerprint,
             layouts=side.pool.layouts(),
             block_size=16,
             limit_bytes=limit_bytes,
-            daily_bytes=daily_bytes,
         )
 
     def files(self, fingerprint: bytes) -> dict[Path, bytes]:
@@ -111,43 +96,32 @@ def store(tiny: TinyModels, open_engine: OpenEngine, tmp_path: Path) -> Store:
     return one
 
 
-@pytest.mark.parametrize("more_bytes", [0, 10_000])
-def test_what_the_disk_has_no_room_for_is_refused_and_nothing_of_it_is_left(
-    more_bytes: int, store: Store
+@pytest.mark.parametrize(
+    ("length", "more_bytes", "is_kept", "says"),
+    [
+        (LENGTH, 0, True, "KVCHAT_KV_DISK_BYTES"),
+        (LENGTH, 10_000, True, "KVCHAT_KV_DISK_BYTES"),
+        # Too few for what is converted, which would push out what is still to be read.
+        (400, 2000, False, "nothing was changed"),
+    ],
+)
+def test_what_the_disk_has_no_room_for_is_refused_before_any_is_read_and_nothing_of_it_is_left(
+    length: int, more_bytes: int, is_kept: bool, says: str, store: Store
 ) -> None:
-    """Exact blocks that a pack keeps make no room: they are not even read, and nothing is written."""
-    stored = store()
+    """Exact blocks that a pack keeps make no room."""
+    stored = store(length=length)
     before = stored.exact_files()
     with closing(stored.source()) as source, closing(CacheAdmin(stored.cache_dir)) as admin:
-        keys = [block.key for block in blocks_on(source, stored.path, stored.roots[0], stored.roots[0])]
-        admin.keep("pack", stored.converter.exact.fingerprint, keys)
+        if is_kept:
+            keys = [block.key for block in blocks_on(source, stored.path, stored.roots[0], stored.roots[0])]
+            admin.keep("pack", stored.converter.exact.fingerprint, keys)
         with closing(stored.target(sum(map(len, before.values())) + more_bytes)) as target:
             conversion = Conversion(stored.converter, source, target, stored.roots, [stored.path])
-            with pytest.raises(StorageError, match="KVCHAT_KV_DISK_BYTES"):
+            with pytest.raises(StorageError, match=says):
                 conversion.run()
     assert source.num_calls == 0
     assert stored.num_converted() == 0
     assert stored.exact_files() == before
-
-
-def test_what_has_no_room_beside_the_exact_blocks_is_refused_before_any_is_read(store: Store) -> None:
-    """Two kilobytes are too few for what is converted, and would push out what is still to be read."""
-    stored = store(length=400)
-    before = stored.exact_files()
-    with (
-        closing(stored.source()) as source,
-        closing(stored.target(sum(map(len, before.values())) + 2000)) as target,
-    ):
-        conversion = Conversion(stored.converter, source, target, stored.roots, [stored.path])
-        with pytest.raises(StorageError, match="nothing was changed"):
-            conversion.run()
-    assert source.num_calls == 0
-    assert (stored.num_converted(), stored.exact_files()) == (0, before)
-
-
-def collect(cache_dir: Path, is_referenced: IsReferenced) -> None:
-    with closing(CacheAdmin(cache_dir)) as admin:
-        admin.collect(is_referenced)
 
 
 def test_converting_takes_no_room_from_what_it_still_reads_nor_others_from_it(

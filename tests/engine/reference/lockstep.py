@@ -359,8 +359,9 @@ class Lockstep:
         return 1 + job.num_uncomputed + 2 * (job.max_tokens - job.num_generated)
 
     def _is_full_of_answers(self, batch: Batch) -> bool:
-        """Whether answers of others use the whole budget, each of which has become longer."""
-        return batch.num_tokens == self.setting.max_batch_tokens == len(batch.chunks)
+        """Whether answers of others use the whole budget, each of which has come further."""
+        is_full = batch.num_tokens == self.setting.max_batch_tokens
+        return is_full and all(self.entries[chunk.request].num_generated for chunk in batch.chunks)
 
     def _note_evictions(self) -> None:
         """Remember if the next step could use up the free blocks: each request takes its own, and copies."""

@@ -1,14 +1,16 @@
 """A scheduler in lists: who runs, who waits, who makes way, and what each computes next.
 
 Its rules: the more important request goes first, then the older one. Answers that are being written are
-served before prompts. Who needs room takes it from idle sequences, beginning with the one that has been idle
-longest; then from less important jobs that wait for stored blocks; then from the least important of those
-that run, which waits again. One that runs alone waits for what is held for a more important one.
+served before prompts, also where a few of their tokens are computed again. Who needs room takes it from idle
+sequences, beginning with the one that has been idle longest; then from less important jobs that wait for
+stored blocks; then from the least important of those that run, which waits again. One that runs alone waits
+for what is held for a more important one.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from kvchat.engine.sequences.completion_sequence import MOST_OPEN
 from tests.engine.reference.prefix_cache import Line, ReferenceCache
 
 
@@ -34,6 +36,10 @@ class Job:
     @property
     def is_decoding(self) -> bool:
         return self.num_generated > 0 and self.num_uncomputed == 1
+
+    @property
+    def is_answering(self) -> bool:
+        return self.num_generated > 0 and self.num_uncomputed <= MOST_OPEN
 
 
 @dataclass(slots=True)
@@ -85,7 +91,7 @@ class ReferenceScheduler:
     def schedule(self) -> list[tuple[int, int, int]]:
         """Return who computes which tokens, as (number, start, end)."""
         chunks: dict[int, tuple[int, int]] = {}
-        for job in sorted(self.running, key=lambda job: (not job.is_decoding, job.rank)):
+        for job in sorted(self.running, key=lambda job: (not job.is_answering, job.rank)):
             left = self.max_batch_tokens - sum(end - start for start, end in chunks.values())
             num_tokens = min(left, job.num_uncomputed)
             if num_tokens and job in self.running and self._make_room(job, num_tokens, chunks):
@@ -97,10 +103,11 @@ class ReferenceScheduler:
     def _add_guesses(self, chunks: dict[int, tuple[int, int]]) -> None:
         """Compute guesses with what budget and blocks are left over."""
         jobs = {job.number: job for job in self.running}
+        left = self.max_batch_tokens - sum(end - start for start, end in chunks.values())
         for job in [jobs[number] for number in chunks if jobs[number].is_decoding]:
-            left = self.max_batch_tokens - sum(end - start for start, end in chunks.values())
             most = min(left, job.max_tokens - job.num_generated - 1)
             guess = self.guess(job.number, job.line.token_ids)[:most]
+            left -= len(guess)  # also where it finds no blocks
             if guess and self.cache.can_extend_further(job.line, 1 + len(guess)):
                 job.line.num_writable = 1 + len(guess)
                 start, end = chunks[job.number]

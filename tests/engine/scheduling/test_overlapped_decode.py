@@ -12,7 +12,6 @@ from torch import Tensor
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.engine import Engine
-from kvchat.engine.results import Result
 from kvchat.engine.sampling.sampler import Drawn, Sampler, SamplingRow
 from kvchat.engine.sampling.speculative.ngram_proposer import NgramProposer
 from tests.engine.conftest import TinyModels
@@ -188,10 +187,6 @@ class AheadLife(Life):
     def _close(self) -> None:
         self.num_ahead += len(self.recorder.ahead)  # type: ignore[attr-defined]
         super()._close()
-
-
-def texts(results: Sequence[Result]) -> list[list[tuple[int, ...]]]:
-    return [[tuple(sample.token_ids) for sample in result.samples] for result in results]
 
 
 def test_drawn_texts_are_the_same_with_and_without(tiny: TinyModels, opened: Any) -> None:

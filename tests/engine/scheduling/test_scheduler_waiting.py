@@ -54,10 +54,10 @@ def test_a_block_that_somebody_has_computed_while_it_was_loaded_is_held_once() -
 # For room
 
 
-def crowd(*groups: Group, num_running: int = 4, num_spare: int = 24) -> tuple[StepLoop, Completion]:
+def crowd(*groups: Group) -> tuple[StepLoop, Completion]:
     """Return answers at work, and a long prompt for which there is no room beside them."""
-    loop = StepLoop(*(groups or (full_group(),)), num_blocks=40 + num_spare, max_batch_tokens=200)
-    for number in range(num_running):
+    loop = StepLoop(*(groups or (full_group(),)), num_blocks=64, max_batch_tokens=200)
+    for number in range(4):
         loop.submit([100 * number + token for token in range(40)], max_tokens=20)
     loop.step()
     waiting = loop.submit(list(range(1000, 1150)), max_tokens=2)

@@ -5,21 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.engine import Engine
-from kvchat.engine.startup.assembly import build_parts
 from kvchat.engine.tiering.idle_demotion import PIECE_BYTES
-from tests.engine.tiny_models import (
-    answer,
-    finish,
-    make_computing_slow,
-    make_config,
-    reference,
-    save_model,
-    submit,
-    token_ids,
-)
+from tests.engine.conftest import TinyModels
+from tests.engine.tiny_models import answer, finish, open_on_clock, reference, submit, token_ids
 from tests.hand_clock import HandClock
 
 pytestmark = pytest.mark.cpu
@@ -30,24 +20,15 @@ LENGTH = 400
 IDLE_S = 60.0
 
 
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def model_dir(tiny: TinyModels) -> Path:
     """Few weights, and as much to keep of a token as a large model has."""
-    return save_model(make_config("llama", **WIDE), tmp_path_factory.mktemp("wide"))
+    return tiny("llama", **WIDE)
 
 
-def engine_of(model_dir: Path, host_tokens: int = 600) -> tuple[Engine, HandClock]:
-    config = EngineConfig(
-        device="cpu",
-        block_size=16,
-        device_bytes=600 * TOKEN_BYTES,
-        host_bytes=host_tokens * TOKEN_BYTES,
-        idle_demote_s=IDLE_S,
-        speculate="off",
-    )
-    parts, clock = build_parts("tiny", model_dir, config), HandClock()
-    make_computing_slow(parts.rates)
-    return Engine(parts, clock), clock
+def engine_of(model_dir: Path) -> tuple[Engine, HandClock]:
+    room = 600 * TOKEN_BYTES
+    return open_on_clock(model_dir, device_bytes=room, host_bytes=room, idle_demote_s=IDLE_S)
 
 
 def let_time_pass(engine: Engine, clock: HandClock) -> None:

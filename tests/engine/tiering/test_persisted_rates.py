@@ -2,7 +2,6 @@
 
 import json
 import os
-import stat
 from hashlib import blake2b
 from pathlib import Path
 
@@ -94,13 +93,6 @@ def test_where_nothing_was_measured_nothing_is_written(tmp_path: Path) -> None:
     assert file.stat().st_ino == before
     PersistedRates(None, HERE).save(measured_here())
     assert PersistedRates(None, HERE).load() == NOTHING
-
-
-def test_the_file_is_its_owners_alone_and_nothing_else_is_left_behind(tmp_path: Path) -> None:
-    file = keep(tmp_path / "cache", measured_here())
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
-    assert os.listdir(file.parent) == [FILE_NAME]
 
 
 def test_what_a_killed_process_left_half_written_goes_and_what_is_being_written_stays(tmp_path: Path) -> None:

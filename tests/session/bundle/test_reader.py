@@ -160,33 +160,35 @@ def test_a_file_that_changes_between_the_two_readings_is_refused(path: Path) -> 
         list(read_blocks(path, bundle))
 
 
+def records_and_place(kind: str, number: int) -> tuple[Records, int]:
+    """Return the records of the small bundle, and where the n-th of a kind is among them."""
+    records = small_records()
+    return records, [place for place, record in enumerate(records) if record[0] == kind][number]
+
+
 def forged(kind: str, number: int, **changes: Any) -> Records:
     """Change fields of the header of the n-th record of a kind."""
-    records = small_records()
-    places = [place for place, record in enumerate(records) if record[0] == kind]
-    name, header, body = records[places[number]]
-    records[places[number]] = (name, header | changes, body)
+    records, place = records_and_place(kind, number)
+    _, header, body = records[place]
+    records[place] = (kind, header | changes, body)
     return records
 
 
 def without(kind: str, number: int) -> Records:
-    records = small_records()
-    places = [place for place, record in enumerate(records) if record[0] == kind]
-    del records[places[number]]
+    records, place = records_and_place(kind, number)
+    del records[place]
     return records
 
 
 def with_body(kind: str, number: int, body: bytes) -> Records:
-    records = small_records()
-    places = [place for place, record in enumerate(records) if record[0] == kind]
-    records[places[number]] = (kind, records[places[number]][1], body)
+    records, place = records_and_place(kind, number)
+    records[place] = (kind, records[place][1], body)
     return records
 
 
 def twice(kind: str, number: int) -> Records:
-    records = small_records()
-    places = [place for place, record in enumerate(records) if record[0] == kind]
-    records.insert(places[number], records[places[number]])
+    records, place = records_and_place(kind, number)
+    records.insert(place, records[place])
     return records
 
 

@@ -29,11 +29,9 @@ pytestmark = pytest.mark.pure
 NOW = 1_000_000.0
 
 
-def stored(
-    number: int, title: str, age_s: float, *branches: str, pinned: bool = False
-) -> SessionWithBranches:
+def stored(number: int, title: str, age_s: float, *branches: str) -> SessionWithBranches:
     session_id = SessionId(f"s{number}")
-    session = replace(SESSION, id=session_id, title=title, updated_at=NOW - age_s, pinned=pinned)
+    session = replace(SESSION, id=session_id, title=title, updated_at=NOW - age_s)
     found = [
         Branch(session_id=session.id, name=BranchName(name), leaf_id=None, updated_at=NOW - age_s)
         for name in branches
@@ -92,11 +90,6 @@ def test_what_is_on_disk_is_marked_and_counted_where_nothing_is_on_the_device() 
         (2, 3),
         (0, 0),
     ]
-
-
-def test_pinned_sessions_stand_first() -> None:
-    sessions = [stored(2, "new", 5, "main"), stored(3, "kept", 500, "main", pinned=True)]
-    assert names(sessions) == ["· ★ kept", "· new"]
 
 
 @pytest.mark.parametrize("width", [8, 12, 26, 60])
@@ -202,12 +195,6 @@ def test_a_live_branch_says_where_it_is_and_what_is_its_own() -> None:
         "  ├ ▸ on foot  64.0K  2m",
         "  └ by rail           2m",
     ]
-
-
-def test_a_session_that_is_answered_behind_the_screen_is_marked() -> None:
-    held = {"s1": Held(is_running=True), "s2": Held(is_running=True)}
-    sessions = [stored(1, "here", 5, "main"), stored(2, "behind", 9, "main")]
-    assert names(sessions, held=held, **HERE) == ["● here", "▸ behind"]
 
 
 def test_a_branch_stands_below_the_one_that_it_leaves_with_tokens_where_it_has_no_bytes() -> None:

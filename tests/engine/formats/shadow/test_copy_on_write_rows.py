@@ -8,8 +8,6 @@ from tests.engine.formats.shadow.contexts import randn
 
 pytestmark = pytest.mark.cpu
 
-ROW_BYTES = 3 * 4
-
 
 def test_rows_are_what_was_added_however_often_and_however_many() -> None:
     data, rows = randn(1000, 3), Rows((3,), torch.float32, Held())

@@ -14,8 +14,6 @@ from tests.engine.memory.disk.small_disk import HastyFiles, MakeDisk, conversati
 
 pytestmark = pytest.mark.pure
 
-BOTH = pytest.mark.parametrize("eviction", list(Eviction))
-
 
 @pytest.mark.parametrize(
     ("eviction", "least", "most"), [(Eviction.S3FIFO, 0.9, 1.0), (Eviction.LRU, 0.0, 0.0)]
@@ -31,17 +29,6 @@ def test_one_scan_of_a_long_document_leaves_what_is_used_again(
     disk.request(conversation(77, 300))
     share = sum(disk.found(blocks) for blocks in hot) / 25
     assert least <= share <= most
-
-
-def test_that_something_was_used_again_outlives_the_process(make_disk: MakeDisk) -> None:
-    disk = make_disk(10)
-    hot = conversation(1, 5)
-    disk.request(hot)
-    disk.reopen()
-    disk.request(hot)
-    disk.reopen()
-    disk.request(conversation(77, 40))
-    assert disk.found(hot) == 5
 
 
 def test_what_comes_back_soon_after_it_went_is_not_flushed_again(make_disk: MakeDisk) -> None:

@@ -5,22 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.memory.chains import FULL, SLIDING, block_behind, open_store, write_all
+from tests.engine.memory.chains import FULL, open_store, write_all
 from tests.engine.memory.disk.small_disk import MakeDisk, conversation
 
 pytestmark = pytest.mark.pure
-
-
-def test_kept_blocks_of_two_groups_do_not_end_the_search_for_what_may_go(make_disk: MakeDisk) -> None:
-    disk = make_disk(12)
-    kept = [conversation(number, 1)[0] for number in range(4)]
-    for block in kept:
-        disk.write(block)
-        disk.write(block_behind(block.header.parent, list(block.header.token_ids), SLIDING))
-    disk.request(conversation(8, 3))
-    disk.keep(kept)
-    order = disk.store._directory.order
-    assert [leaf.key for leaf in order.due(1)] == [conversation(8, 3)[-1].key]
 
 
 def test_where_there_is_no_room_it_is_said_what_damaged_blocks_hold_and_how_they_go(

@@ -10,20 +10,13 @@ from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.errors import BlockDamaged, BlockMissing
 from kvchat.platform.encryptor import Encryptor
 from tests.damage import flipped
-from tests.engine.kernels import native_library
 from tests.engine.memory.chains import FULL, LAYOUTS, chain, open_store, path_of, write_all
 from tests.engine.memory.disk.failing_files import FailingFiles
 
-pytestmark = pytest.mark.cpu
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("native_kernels")]
 
 BLOCK, OTHER = chain([1, 2, 3, 4, 5, 6, 7, 8])
 NUM_BYTES = sum(region.nbytes for region in LAYOUTS[FULL])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled() -> None:
-    if (problem := native_library.compiled()) is not None:
-        pytest.skip(problem)
 
 
 @pytest.fixture

@@ -10,25 +10,13 @@ import pytest
 from kvchat.engine.memory.disk import write_queue as writer_module
 from kvchat.engine.memory.disk.block_file import BlockHeader
 from kvchat.engine.memory.disk.io import Buffer
-from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.memory.disk.write_queue import REST_PER_WRITE, BlockWriteQueue
 from kvchat.errors import StorageError
-from tests.engine.memory.chains import Copied, chain, read
+from tests.engine.memory.chains import Copied, chain
 from tests.engine.memory.fake_disk import FakeDisk
 from tests.patience import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.pure
-
-
-def test_everything_submitted_is_durable_after_a_flush(store: DiskStore) -> None:
-    blocks = chain(list(range(22)))
-    writer = BlockWriteQueue(store, max_bytes=1 << 20)
-    assert all(writer.submit(block.header, Copied(block.payload)) for block in blocks)
-    assert writer.flush(PATIENCE_S)
-    assert [read(store, block) for block in blocks] == [block.payload for block in blocks]
-    assert writer.written_bytes == sum(len(block.payload) for block in blocks)
-    assert writer.queued_bytes == 0
-    assert writer.close(PATIENCE_S)
 
 
 def test_a_new_tail_replaces_the_one_before_it_once_it_is_durable() -> None:
