@@ -44,14 +44,11 @@ class BlockPublisher:
 
     def name_tail(self, sequence: Sequence) -> None:
         """Name the tail of a sequence that is letting go, where no other sequence goes on writing it."""
-        number, num_tokens = divmod(sequence.computed_len, self._device.block_size)
-        if not num_tokens:
+        node = self._tail(sequence)
+        if node is None:
             return
-        ids = self._ids(sequence, number)
-        start = number * self._device.block_size
-        node = IndexNode(block_key(sequence.last_key, ids), sequence.last_key, ids, start)
         for group in self._device.groups_with_tail:
-            block = sequence.tables[group.id][number]
+            block = sequence.tables[group.id][node.start // self._device.block_size]
             if block is None or self._device.pools[group.id].count(block) > 1:
                 continue
             if self._device.index.block(node.key, group.id) is None:
@@ -66,17 +63,14 @@ class BlockPublisher:
 
     def tail_saves(self, sequence: Sequence) -> tuple[Save, ...]:
         """Return what must be written so that the sequence's tail is stored; nothing if it is. Pure."""
-        number, num_tokens = divmod(sequence.computed_len, self._device.block_size)
-        if not num_tokens:
+        node = self._tail(sequence)
+        if node is None or node.key == sequence.saved_tail:
             return ()
-        ids = self._ids(sequence, number)
-        key = block_key(sequence.last_key, ids)
-        if key == sequence.saved_tail:
-            return ()
+        number = node.start // self._device.block_size
         # Where a state alone was saved behind a full block, that is no tail.
-        replaced = None if sequence.saved_tail == sequence.last_key else sequence.saved_tail
+        replaced = None if sequence.saved_tail == node.parent else sequence.saved_tail
         return tuple(
-            Save(group.id, key, sequence.last_key, ids, block, replaced)
+            Save(group.id, node.key, node.parent, node.token_ids, block, replaced)
             for group in self._device.groups_with_tail
             if (block := sequence.tables[group.id][number]) is not None
         )
@@ -95,6 +89,14 @@ class BlockPublisher:
         self, kind: CacheEventKind, reason: str, sequence: Sequence, group: Group, key: BlockKey
     ) -> None:
         self._device.events.note(kind, reason, group.id, key, owner=sequence.owner)
+
+    def _tail(self, sequence: Sequence) -> IndexNode | None:
+        """Return the block that a sequence's last computed tokens only begin; None if they fill it."""
+        number, num_tokens = divmod(sequence.computed_len, self._device.block_size)
+        if not num_tokens:
+            return None
+        ids, parent = self._ids(sequence, number), sequence.last_key
+        return IndexNode(block_key(parent, ids), parent, ids, number * self._device.block_size)
 
     def _ids(self, sequence: Sequence, number: int) -> tuple[int, ...]:
         return sequence.block_ids(number, self._device.block_size)
