@@ -103,7 +103,7 @@ def hints_of(widget: Widget) -> tuple[Hint, ...]:
 
 
 def leave_keys(widget: Widget, own_keys: Mapping[str, str]) -> None:
-    """Let a widget have none of the keys that a person has given to something else."""
+    """Let a widget have none of the keys that a person has given to something which usually has others."""
     for name in own_keys:
-        for key in keys_of(own_keys, name):
+        for key in set(keys_of(own_keys, name)) - set(_USUAL.get(name, "").split(",")):
             widget._bindings.key_to_bindings.pop(key, None)

@@ -280,7 +280,8 @@ class ChatScreen(Screen[None]):
 
     def action_stop(self) -> None:
         """Go back to the prompt from where the person has gone; from there, stop what there is to stop."""
-        if isinstance(self.focused, SessionList):
+        is_finding = isinstance(self.focused, FindField) and not self.turns.is_busy
+        if is_finding or isinstance(self.focused, SessionList):
             self.action_leave_sessions()
         elif self.transcript.selected is not None:
             self.prompt.focus()

@@ -60,6 +60,38 @@ async def test_a_stop_key_of_ones_own_stops_from_the_search_field_which_esc_leav
         await shown.until(lambda: shown.app.focused is shown.screen.prompt)
 
 
+async def test_esc_leaves_the_search_field_where_it_is_one_of_ones_own_stop_keys(tmp_path: Path) -> None:
+    hold = Event()
+    answer, own_keys = Answer(text="first and later", hold=hold), Appearance(keys={"stop": "escape,f12"})
+    async with window(tmp_path, answer, prepare=talk, appearance=own_keys) as shown:
+        await shown.say("go")
+        await shown.until_shown("first")
+        await shown.pilot.press("ctrl+f", "escape")
+        assert shown.app.focused is shown.screen.prompt
+        hold.set()
+        await shown.until_answered()
+        assert "interrupted" not in shown.text
+
+
+async def test_a_stop_key_of_ones_own_leaves_the_search_where_nothing_is_answered(tmp_path: Path) -> None:
+    own_keys = Appearance(keys={"stop": "f12"})
+    async with window(tmp_path, prepare=talk, initial="Oslo", appearance=own_keys) as shown:
+        await shown.until(lambda: len(shown.questions) == 2)
+        await shown.say("/edit")
+        await shown.pilot.press("ctrl+f", "x", "f12")
+        assert shown.app.focused is shown.screen.prompt
+        assert shown.screen.query_one(FindField).value == ""
+        assert shown.screen.revisions.editing is not None
+
+
+async def test_enter_opens_from_the_list_where_it_is_one_of_ones_own_send_keys(tmp_path: Path) -> None:
+    own_keys = Appearance(keys={"send": "enter,f12"})
+    async with window(tmp_path, prepare=talk, appearance=own_keys) as shown:
+        await shown.until_shown("· Oslo")
+        await shown.pilot.press("f2", "down", "enter")
+        await shown.until(lambda: len(shown.questions) == 2)
+
+
 async def test_a_stop_that_comes_too_late_throws_no_aside_away(tmp_path: Path) -> None:
     answer = Answer(text="A fjord is a bay.", pace_s=0.25)
     async with talk_window(tmp_path, answer) as shown:

@@ -28,6 +28,9 @@ async def test_enter_sends_what_is_said_and_other_keys_make_lines(tmp_path: Path
         shown.screen.prompt.set_text("")
         await shown.say("//help")
         await shown.until_sent("one\ntwo\nthree", "/help")
+        shown.screen.prompt.set_text("//usr")  # not typed
+        await shown.pilot.press("enter")
+        await shown.until_sent("one\ntwo\nthree", "/help", "//usr")
         assert shown.app.screen is shown.screen
 
 
