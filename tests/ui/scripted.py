@@ -35,7 +35,8 @@ class ScriptedStore:
         self.salvaged = None
 
     def version(self) -> tuple[int, int]:
-        return 0, 0
+        """Return what changes with each write, as the store's second number does."""
+        return 0, hash(tuple(self.paths.copy().items()))
 
     def interrupted(self) -> Sequence[Session]:
         return ()
@@ -55,9 +56,13 @@ class ScriptedStore:
     def branches(self, session_id: SessionId) -> Sequence[Branch]:
         return [
             Branch(session_id=session_id, name=name, leaf_id=path[-1].id if path else None, updated_at=NOW)
-            for (owner, name), path in self.paths.items()
+            for (owner, name), path in self.paths.copy().items()
             if owner == session_id
         ]
+
+    def turns_to(self, leaf_id: TurnId | None) -> tuple[Turn, ...]:
+        paths = self.paths.copy().values()
+        return next((path for path in paths if path and path[-1].id == leaf_id), ())
 
     def turn(self, turn_id: TurnId) -> Turn:
         return next(turn for path in self.paths.values() for turn in path if turn.id == turn_id)
