@@ -75,7 +75,8 @@ test-fast:
 # The files are named: collecting all others would take longer than these tests.
 pure: $(DEV)
 	@env -u MAKEFLAGS -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --quiet --numprocesses=2 --dist=worksteal \
-	  -m "pure and not long and not slow" $$(grep -rl 'mark.pure' tests --include='test_*.py')
+	  -m "pure and not long and not slow" \
+	  $$(grep -rl 'mark.pure' tests --include='test_*.py' | xargs grep -L 'pytestmark.*mark.long')
 
 # Tests wait for processes, files and windows of their own: more of them at once than there are cores, with the
 # types checked beside them. The kernels are compiled while packages are installed. Whatever is imported is

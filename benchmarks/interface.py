@@ -54,7 +54,7 @@ def write_shape(directory: Path, name: str) -> None:
     import transformers
 
     from benchmarks.cpu.shapes import SHAPES as ALL_SHAPES
-    from tools.starter.evaluate import MODEL_DIRECTORY
+    from tools.starter import MODEL_DIRECTORY
 
     shape = ALL_SHAPES[name]
     config = transformers.LlamaConfig(

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from tools.starter.evaluate import MODEL_DIRECTORY
+from tools.starter import MODEL_DIRECTORY
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 

@@ -120,17 +120,18 @@ for name in sys.argv[1:]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Module:
-    """One parsed source file. `is_package`: it is an `__init__`."""
+    """One parsed source file. `is_package`: it is an `__init__`; `nodes`: all of its tree."""
 
     name: str
     text: str
-    tree: ast.Module
+    nodes: tuple[ast.AST, ...]
     is_package: bool = False
 
 
 def parse(name: str, text: str) -> Module:
     is_package = name.endswith(".__init__")
-    return Module(name=name.removesuffix(".__init__"), text=text, tree=ast.parse(text), is_package=is_package)
+    nodes = tuple(ast.walk(ast.parse(text)))
+    return Module(name=name.removesuffix(".__init__"), text=text, nodes=nodes, is_package=is_package)
 
 
 @cache
@@ -143,7 +144,7 @@ def source_modules() -> tuple[Module, ...]:
 
 def own_imports(module: Module, known: set[str]) -> set[str]:
     """Return the kvchat modules that `module` imports anywhere in its text, lazily or for types included."""
-    return {target for node in ast.walk(module.tree) for target in _targets(node, known)}
+    return {target for node in module.nodes for target in _targets(node, known)}
 
 
 def _targets(node: ast.AST, known: set[str]) -> Iterator[str]:
@@ -237,7 +238,7 @@ def too_long(modules: Iterable[Module]) -> list[str]:
         lines = module.text.count("\n")
         if lines > MAX_FILE_LINES:
             offences.append(f"{module.name} has {lines} lines")
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 size = (node.end_lineno or node.lineno) - node.lineno + 1
                 body = (node.end_lineno or node.lineno) - node.body[0].lineno + 1
@@ -259,12 +260,12 @@ def forbidden(modules: Iterable[Module]) -> list[str]:
     for module in modules:
         if module.name.rpartition(".")[2] in ("utils", "util", "helpers", "misc", "common"):
             offences.append(f"{module.name}: a file is a noun of the word table")
-        offences += [f"{module.name}:{line}: {what}" for line, what in _forbidden_in(module.tree)]
+        offences += [f"{module.name}:{line}: {what}" for line, what in _forbidden_in(module.nodes)]
     return offences
 
 
-def _forbidden_in(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(tree):
+def _forbidden_in(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
+    for node in nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = (
                 [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
@@ -283,7 +284,7 @@ def _forbidden_in(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 def private_imports(module: Module) -> tuple[str, ...]:
     """Return the private modules and names of libraries that a module imports anywhere in its text."""
-    found = {name for node in ast.walk(module.tree) for name in _private_in(node)}
+    found = {name for node in module.nodes for name in _private_in(node)}
     return tuple(sorted(found))
 
 

@@ -23,7 +23,7 @@ from tests.engine.memory.disk.small_disk import HastyFiles
 from tests.engine.memory.disk.test_pinned_on_full_disk import no_file_longer_than
 from tests.session.bundle.bundles import write_storable
 
-pytestmark = pytest.mark.pure
+pytestmark = [pytest.mark.pure, pytest.mark.long]
 
 MOST_OPERATIONS = 80
 LIMITS = (0, 40_000, 90_000, 160_000, 250_000, 10**6)

@@ -171,9 +171,10 @@ def test_a_branch_is_refused_a_name_that_is_shown_like_another(store: SessionSto
 def test_deleting_a_session_takes_all_of_it_and_nothing_else(store: SessionStore) -> None:
     kept, gone = store.create_session(title="kept"), store.create_session(title="gone")
     exchange(store, store.branch(kept.id, MAIN), "blue fish", "yes")
-    branch = store.branch(gone.id, MAIN)
+    turns = [question(gone.id, "red fish")]
     for _ in range(1200):  # deeper than SQLite would cascade
-        branch = store.add_turns(branch, (question(gone.id, "red fish", parent=branch.leaf_id),))
+        turns.append(question(gone.id, "red fish", parent=turns[-1].id))
+    store.add_turns(store.branch(gone.id, MAIN), turns)
     store.delete_session(gone.id)
     assert [one.session.title for one in store.list_sessions()] == ["kept"]
     assert [hit.title for hit in store.search("fish")] == ["kept"]

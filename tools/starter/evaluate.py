@@ -20,14 +20,13 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
+from tools.starter import MODEL_DIRECTORY
 from tools.starter.categories import FULL, QUICK, categories
 from tools.starter.conversation import Message
 from tools.starter.probes import Probe, Prober
 from tools.starter.split import stable_hash
 from tools.starter.tokenizer import END_ID, ROLE_IDS, letter_pieces, opened
 from tools.starter.words import Lexicon
-
-MODEL_DIRECTORY = Path(__file__).parents[2] / "kvchat" / "starter" / "model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from kvchat.engine.api.recall import Item
 from kvchat.engine.quality.recall_suite import NEEDLE, RECALL, RECALL_FILE, RecallTexts, SuiteEncoder
+from tools.starter import MODEL_DIRECTORY
 from tools.starter.probes import Interview, Prober
 from tools.starter.split import stable_hash
 from tools.starter.tokenizer import letter_pieces
-from tools.starter.train import MODEL_DIRECTORY
 from tools.starter.words import Lexicon
 
 DEPTHS = (0.1, 0.5, 0.9)

@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from tools.starter import MODEL_DIRECTORY
 from tools.starter.batches import Batches
 from tools.starter.export import export_model
 from tools.starter.initialisation import initial_parameters
@@ -45,7 +46,6 @@ MAX_GRADIENT_NORM = 1.0
 CHECKPOINT_S = 240.0
 REPORT_STEPS = 20
 BUILD_DIRECTORY = Path("build/starter")
-MODEL_DIRECTORY = Path(__file__).parents[2] / "kvchat" / "starter" / "model"
 # Without these the allocator returns every large tensor to the system and faults it in again: half the speed.
 ALLOCATOR_SETTINGS = {
     "MALLOC_MMAP_THRESHOLD_": str(2**33),

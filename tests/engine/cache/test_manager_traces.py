@@ -19,7 +19,7 @@ from kvchat.engine.sequences.sequence import Sequence
 from kvchat.errors import PinRefused
 from tests.engine.cache.caches import Cache, chunked_group, full_group, name_of, sliding_group
 
-pytestmark = pytest.mark.pure
+pytestmark = [pytest.mark.pure, pytest.mark.long]
 
 BLOCK_SIZE = 4
 MAX_LEN = 26

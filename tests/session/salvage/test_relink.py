@@ -13,7 +13,7 @@ from kvchat.session.store import SessionStore
 from kvchat.session.tree import MAIN, Finish, Session, Turn
 from tests.session.turns import exchange, open_answer, question
 
-pytestmark = pytest.mark.pure
+pytestmark = [pytest.mark.pure, pytest.mark.long]
 
 TEXTS = ["one", "first", "two", "second"]
 

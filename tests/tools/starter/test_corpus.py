@@ -19,7 +19,7 @@ from tools.starter.schedule import LONG_MIX, SHORT_MIX, STAGES
 from tools.starter.split import Split, forms_of, is_held_out_value
 from tools.starter.words import Lexicon
 
-pytestmark = pytest.mark.pure
+pytestmark = [pytest.mark.pure, pytest.mark.long]
 
 PIECES = ("ab", "cat", "dor", "el", "fin", "gus", "hol", "im", "jun")
 LEXICON = Lexicon(pieces=PIECES)

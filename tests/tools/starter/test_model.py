@@ -11,10 +11,10 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from tools.starter import outside
+from tools.starter import MODEL_DIRECTORY, outside
 from tools.starter.categories import FULL, QUICK, categories
 from tools.starter.conversation import Message
-from tools.starter.evaluate import MODEL_DIRECTORY, Evaluator, Row, markdown
+from tools.starter.evaluate import Evaluator, Row, markdown
 from tools.starter.export import model_config, tokenizer_config
 from tools.starter.network import Shape
 from tools.starter.tokenizer import CHAT_TEMPLATE

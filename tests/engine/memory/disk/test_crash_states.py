@@ -34,7 +34,7 @@ from tests.engine.memory.disk.recorded_files import (
     Tree,
 )
 
-pytestmark = pytest.mark.pure
+pytestmark = [pytest.mark.pure, pytest.mark.long]
 
 OLD = chain([1, 2, 3, 4, 5, 6, 7, 8, 9])
 NEW = chain([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13])
@@ -98,7 +98,6 @@ def _recorded_in_held_room(cache_dir: Path) -> Recorded:
     return base, files.operations
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("num_samples", [2, pytest.param(40, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("record", "least"), [(_recorded, 100), (_recorded_in_held_room, 80)])
 def test_every_acknowledged_block_survives_and_nothing_leaks(

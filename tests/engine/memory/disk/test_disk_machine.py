@@ -17,7 +17,7 @@ from tests.engine.memory.chains import FULL, SLIDING, chain, open_store, path_of
 from tests.hand_clock import HandClock
 from tests.quick_disk import quick_place
 
-pytestmark = pytest.mark.pure
+pytestmark = [pytest.mark.pure, pytest.mark.long]
 
 # Two conversations that share their first block, with tails, in both groups.
 BLOCKS = {

@@ -15,7 +15,7 @@ from kvchat.errors import BlockDamaged, BlockMissing, StorageError
 from tests.engine.memory.chains import FULL, Block, chain, check_totals, open_store, read, write_all
 from tests.engine.memory.disk.failing_files import FailingFiles
 
-pytestmark = pytest.mark.pure
+pytestmark = [pytest.mark.pure, pytest.mark.long]
 
 BLOCKS = chain(list(range(12)))
 MOST_OPERATIONS = 60

@@ -16,7 +16,7 @@ from kvchat.engine.memory.disk.store import DiskStore
 from tests.damage import flipped
 from tests.engine.memory.chains import SLIDING, chain, open_store, put_blocks, read_if_whole, write_all
 
-pytestmark = pytest.mark.pure
+pytestmark = [pytest.mark.pure, pytest.mark.long]
 
 BLOCKS = [*chain(list(range(14))), *chain([0, 1, 2, 3, 9, 9, 9], SLIDING), *chain([5, 5, 5, 5, 5])]
 NEW = chain([7, 7, 7, 7, 7])
