@@ -25,7 +25,7 @@ NOW = 1_800_000_000.0
 
 
 class ScriptedStore:
-    """Sessions in memory."""
+    """Sessions in memory. Threads write while others read: these look through copies."""
 
     def __init__(self) -> None:
         self.unsent = ScriptedUnsent()
@@ -50,7 +50,7 @@ class ScriptedStore:
                 num_branches=len(self.branches(session.id)),
                 excerpt="",
             )
-            for session in self.sessions.values()
+            for session in self.sessions.copy().values()
         ]
 
     def branches(self, session_id: SessionId) -> Sequence[Branch]:
@@ -65,12 +65,12 @@ class ScriptedStore:
         return next((path for path in paths if path and path[-1].id == leaf_id), ())
 
     def turn(self, turn_id: TurnId) -> Turn:
-        return next(turn for path in self.paths.values() for turn in path if turn.id == turn_id)
+        return next(turn for path in self.paths.copy().values() for turn in path if turn.id == turn_id)
 
     def outline(self, session_id: SessionId) -> dict[TurnId, tuple[TurnId | None, int]]:
         return {
             turn.id: (turn.parent_id, len(turn.token_ids or ()))
-            for (owner, _), path in self.paths.items()
+            for (owner, _), path in self.paths.copy().items()
             for turn in path
             if owner == session_id
         }
@@ -82,7 +82,7 @@ class ScriptedStore:
         self.sessions[session_id] = replace(self.sessions[session_id], pinned=is_pinned)
 
     def search(self, text: str) -> Sequence[SearchHit]:
-        found = {turn.id: turn for path in self.paths.values() for turn in path}
+        found = {turn.id: turn for path in self.paths.copy().values() for turn in path}
         return [
             SearchHit(
                 session_id=turn.session_id,
@@ -97,12 +97,12 @@ class ScriptedStore:
         ]
 
     def recent_questions(self) -> Sequence[str]:
-        turns = [turn for path in self.paths.values() for turn in path if turn.role is Role.USER]
+        turns = [turn for path in self.paths.copy().values() for turn in path if turn.role is Role.USER]
         return list(dict.fromkeys(turn.text for turn in turns))
 
     def delete_session(self, session_id: SessionId) -> None:
         del self.sessions[session_id]
-        for key in [key for key in self.paths if key[0] == session_id]:
+        for key in [key for key in self.paths.copy() if key[0] == session_id]:
             del self.paths[key]
 
     def remove_branch(self, session_id: SessionId, name: str) -> None:
@@ -182,13 +182,13 @@ class ScriptedChat:
         return conversation
 
     def open(self, reference: str, branch: str | None = None) -> Conversation:
-        for session in self.store.sessions.values():
+        for session in self.store.sessions.copy().values():
             if reference in (session.id, session.title):
                 return self._conversation(session, BranchName(branch or session.active_branch))
         raise SessionNotFound(f"there is no session {reference!r}")
 
     def open_at(self, turn_id: TurnId) -> Conversation:
-        for (session_id, branch), path in self.store.paths.items():
+        for (session_id, branch), path in self.store.paths.copy().items():
             if any(turn.id == turn_id for turn in path):
                 return self._conversation(self.store.sessions[session_id], branch)
         raise SessionNotFound("there is no such message; it may have been deleted")
