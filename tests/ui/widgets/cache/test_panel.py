@@ -81,7 +81,7 @@ async def test_only_rows_that_changed_are_drawn_again(tmp_path: Path) -> None:
         panel.show_snapshot(replace(snapshot, reused_tokens=7), panel._names, panel._live)
         await shown.pilot.pause()
         changed = [y for y, row in enumerate(panel.rows) if "reused" in row_text(row)]
-        assert drawn == changed
+        assert {*drawn} == {*changed}  # twice, where the engine was asked meanwhile
 
 
 async def test_f3_hides_and_shows_it_and_the_line_about_it(tmp_path: Path) -> None:
