@@ -81,7 +81,7 @@ class Decoding:
         self._shape = shape
         heads = shape.num_kv_heads
         sizes = {"num_kv_heads": heads, "head_dim_k": HEAD_DIM, "head_dim_v": HEAD_DIM}
-        spec = ShadowSpec(**sizes, dtype="BF16", view=View(rule="shadow"), block_size=BLOCK_SIZE)
+        spec = ShadowSpec(**sizes, dtype="BF16", view=View(rule="shadow"))
         group = Group(id=GROUP, spec=spec, layers=tuple(range(NUM_LAYERS)))
         num_blocks = (LENGTH + (STEPS + 1) * ROUNDS * len(BUDGETS)) // BLOCK_SIZE + 1
         self._pool = DevicePool([group], {GROUP: num_blocks}, BLOCK_SIZE, torch.device("cpu"))

@@ -7,6 +7,7 @@ import pytest
 
 from kvchat.app.config import read_settings
 from kvchat.app.conversion.format_downgrade import compressed_format, wanted_formats, wanted_shadow
+from kvchat.app.retention.session_removal import SessionService
 from kvchat.errors import ConfigError, PoolExhausted
 from tests.cli.command_line import Run
 from tests.cli.homes import block_bytes, session_of, turns_of
@@ -76,3 +77,12 @@ def test_a_shadow_is_configured_as_it_is_written_elsewhere(home: Path) -> None:
     for bad in ("shadow:", "shadow:90%", "shadow:few", "shadows"):
         with pytest.raises(ConfigError):
             read(bad)
+
+
+def test_a_cache_larger_than_memory_is_refused_with_the_most_that_fits_and_leaves_no_session(
+    ask: Run, store: SessionService
+) -> None:
+    error = ask.json("--new", "demo", "--kv-device-bytes", "900TiB", "hello", code=6)
+    assert (error["event"], error["error"], error["exit_code"]) == ("error", "OutOfMemory", 6)
+    assert "give at most" in error["message"]
+    assert not store.list_sessions()

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tests.cli.command_line import Run
 from tests.cli.homes import turns_of
@@ -39,6 +40,22 @@ def test_kv_that_is_gone_or_of_another_format_is_refused_and_nothing_is_stored(a
     assert ask("--strict-cache", "-s", "demo", "and?")[0] == 7
     assert turns_of(home) == before
     assert ask("-s", "demo", "and?")[0] == 0
+
+
+def test_kv_of_other_weights_is_refused_and_nothing_is_stored(
+    ask: Run, home: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    other = shutil.copytree(tiny_model, tmp_path / "other")
+    tensors = load_file(other / "model.safetensors")
+    tensors["model.norm.weight"] *= 2
+    save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
+    ask("--new", "demo", DOCUMENT)
+    before = turns_of(home)
+    ask = ask.with_words("-s", "demo", "-m", str(other))
+    assert ask.json("--strict-cache", "and?", code=7)["error"] == "CacheMissed"
+    assert turns_of(home) == before
+    assert ask("and?")[0] == 0
+    assert ask("--strict-cache", "and?")[0] == 0, "now it has KV of these"
 
 
 @pytest.mark.parametrize(("words", "has_tail"), [((), False), (("-n", "2"), True)])

@@ -47,13 +47,13 @@ class QueuedTurn:
     """A turn that waits, and what runs it: in its thread, with the chat as it is by then.
 
     Args:
-        text: the message that it sends; where there is none, `name` is shown while it waits.
+        text: the message that it sends; where it has nothing to be shown, `name` is while it waits.
         reading: what was read ahead of the message.
     """
 
     run: "Callable[[Chat, Conversation], Iterator[ChatEvent]]"
     text: str = ""
-    name: str = ""
+    name: str = "message"
     reading: "ReadAhead | None" = None
 
 

@@ -41,9 +41,12 @@ async def test_what_is_typed_while_the_model_loads_waits_or_is_taken_back_by_esc
         shown.screen.prompt.set_text("")
         await shown.say("are you there?")
         await shown.until_shown("queued  are you there?")
+        shown.screen.prompt.set_text("\u200e")
+        await shown.pilot.press("enter")
+        await shown.until_shown("queued  message")
         assert shown.chat.sent == []
         engine.phase = EnginePhase.READY
-        await shown.until_sent("are you there?")
+        await shown.until_sent("are you there?", "\u200e")
         await shown.until_shown("Very well.")
 
 
