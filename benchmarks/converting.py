@@ -27,6 +27,7 @@ from kvchat.engine.formats.spec import Group, group_layers
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.io import SYSTEM, SystemFiles
 from kvchat.engine.memory.disk.offline_block_store import NewBlock, OfflineBlockStore
+from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.quality.convert import RUN_LEN, Conversion, ConversionSide, Converter
 
 BLOCK_SIZE = 64
@@ -167,7 +168,15 @@ def _stored(directory: Path, converter: Converter, path: list[int]) -> OfflineBl
 def _block_store(
     cache_dir: Path, side: ConversionSide, kind: type[OfflineBlockStore], files: SystemFiles = SYSTEM
 ) -> OfflineBlockStore:
-    return kind(cache_dir, side.fingerprint, side.pool.layouts(), block_size=BLOCK_SIZE, files=files)
+    store = DiskStore(
+        cache_dir,
+        fingerprint=side.fingerprint,
+        layouts=side.pool.layouts(),
+        block_size=BLOCK_SIZE,
+        limit_bytes=None,
+        files=files,
+    )
+    return kind(store)
 
 
 def _round(

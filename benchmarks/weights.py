@@ -151,7 +151,7 @@ def _behind(engine: Engine, ids: Tensor) -> Tensor:
     found = torch.full((vocab_size,), float("-inf"))
     token_ids, values = zip(*event.logprobs.top, strict=True)
     found[list(token_ids)] = torch.tensor(values)
-    engine.release(event.branch)
+    engine.release(event.sequence)
     return found
 
 
