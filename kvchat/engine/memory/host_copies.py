@@ -11,6 +11,7 @@ from torch import Tensor
 from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.block_operations import Copy, Demote, Move, Promote
+from kvchat.engine.kernels.move_blocks import BlockMoves
 from kvchat.engine.kernels.stream_protocol import Event, Stream, Streams
 from kvchat.engine.memory.aligned_memory import ThreadRun
 from kvchat.engine.memory.device_pool import DevicePool
@@ -144,17 +145,9 @@ class AsyncTransport(Transport):
 
     def _gather_and_copy(self, run: Sequence[Demote]) -> None:
         group = run[0].group
-        gathered: list[Tensor] = []
-        places = [_bytes(self._host.view(group, move.place)) for move in run]
-
-        def gather() -> None:
-            gathered.append(self._pool.moves(group).gather([move.source for move in run]))
-
-        def copy() -> None:
-            for place, row in zip(places, gathered[0], strict=True):
-                place.copy_(row, non_blocking=True)
-
-        event = self._streams.beside(Stream.OUT, copy, [self._streams.compute(gather)])
+        places = [self._host.view(group, move.place) for move in run]
+        moves, sources = self._pool.moves(group), [move.source for move in run]
+        event, gathered = copy_out(self._streams, moves, sources, places)
         names = [(group, move.place) for move in run]
         self._filled.update(dict.fromkeys(names, event))
         num_bytes = len(run) * self._pool.block_bytes(group)
@@ -174,6 +167,27 @@ class AsyncTransport(Transport):
         for name in oldest.places:
             if self._filled.get(name) is oldest.event:
                 del self._filled[name]
+
+
+def copy_out(
+    streams: Streams, moves: BlockMoves, blocks: Sequence[BlockId], runs: Sequence[memoryview]
+) -> tuple[Event, list[Tensor]]:
+    """Begin to copy blocks to runs of host memory, as they are after all computation handed in so far. Waits
+    for nothing.
+
+    Returns: the end of the copies, and what they read, which has to live as long.
+    """
+    gathered: list[Tensor] = []
+    targets = list(map(_bytes, runs))
+
+    def gather() -> None:
+        gathered.append(moves.gather(blocks))
+
+    def copy() -> None:
+        for target, row in zip(targets, gathered[0], strict=True):
+            target.copy_(row, non_blocking=True)
+
+    return streams.beside(Stream.OUT, copy, [streams.compute(gather)]), gathered
 
 
 def _bytes(run: memoryview) -> Tensor:

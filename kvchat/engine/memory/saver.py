@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 
-import torch
 from torch import Tensor
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
 from kvchat.engine.cache.block_operations import Save
-from kvchat.engine.kernels.stream_protocol import Event, Stream, Streams
+from kvchat.engine.kernels.stream_protocol import Event, Streams
 from kvchat.engine.memory.aligned_memory import mapped
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.store import BlockHeader, DiskStore
 from kvchat.engine.memory.disk.write_queue import BlockCopy, BlockWriteQueue
+from kvchat.engine.memory.host_copies import copy_out
 from kvchat.engine.memory.pinned import PinnedSlabs, pinned
 
 STEP_BYTES = 8 << 20
@@ -144,17 +144,7 @@ class AsyncSaves(SaveTransport):
         """Begin to copy a block; waits for nothing."""
         place = self._places[group].pop()
         data = self._slabs[group].view(place)
-        target = torch.frombuffer(data, dtype=torch.uint8)
-        gathered: list[Tensor] = []
-
-        def gather() -> None:
-            gathered.append(self._pool.moves(group).gather([block])[0])
-
-        def copy() -> None:
-            target.copy_(gathered[0], non_blocking=True)
-
-        event = self._streams.beside(Stream.OUT, copy, [self._streams.compute(gather)])
-
+        event, gathered = copy_out(self._streams, self._pool.moves(group), [block], [data])
         clear = partial(self._pool.clear_slots, group, data, num_tokens)
         taken = AsyncCopy(group, place, data, event, gathered, clear)
         self._under_way.append(taken)
