@@ -124,9 +124,8 @@ class StoredBlocks:
         for group in self.groups:
             for number in [last] if group.is_state else range(len(self.keys)):
                 payload = bytearray(os.urandom(self.pool.block_bytes(group.id)))
-                ids = tuple(self.token_ids[number * BLOCK_SIZE : (number + 1) * BLOCK_SIZE])
-                key, parent = self.keys[number], self._parent(number)
-                yield BlockHeader(key=key, parent=parent, group=group.id, token_ids=ids), payload
+                ids = self.token_ids[number * BLOCK_SIZE : (number + 1) * BLOCK_SIZE]
+                yield BlockHeader.of(group.id, self._parent(number), ids), payload
 
     def _fill(self) -> int:
         num_bytes = 0

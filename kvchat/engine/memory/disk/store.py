@@ -14,6 +14,7 @@ from kvchat.engine.kernels.read_block.native import ReadTargets
 from kvchat.engine.memory.disk.block_directory import BlockDirectory
 from kvchat.engine.memory.disk.block_encryption import PLAIN, encryption_of
 from kvchat.engine.memory.disk.block_file import (
+    BlockForm,
     BlockHeader,
     FileIdentity,
     Layout,
@@ -77,8 +78,9 @@ class DiskStore:
         """Why the last block was left out though others might have gone, with what to do; else None."""
         self.fingerprint = fingerprint
         self.layouts = dict(layouts)
-        self._payload_bytes = {
-            group: sum(region.nbytes for region in layout) for group, layout in self.layouts.items()
+        self._forms = {
+            group: BlockForm(fingerprint=fingerprint, block_size=block_size, layout=layout)
+            for group, layout in layouts.items()
         }
         self.block_size = block_size
         self._clock = clock
@@ -109,9 +111,19 @@ class DiskStore:
             indexed = self._index.contained(self.fingerprint, keys, group)
         return [key in indexed and self._directory.sees(self._name(key, group)) for key in keys]
 
+    def groups_of(self, key: BlockKey) -> list[GroupId]:
+        """Return the groups that have a block. Pure."""
+        return [group for group in self.layouts if self.has(key, group)]
+
     def children(self, parent: BlockKey) -> tuple[TierNode, ...]:
         """Return the blocks and tails directly behind a parent, their keys recomputed. Pure."""
         return self._behind(parent, lambda: self._index.children(self.fingerprint, parent))
+
+    def tails_behind(self, parent: BlockKey) -> Iterator[tuple[BlockKey, tuple[int, ...]]]:
+        """Yield key and ids of the tails among the `children`."""
+        for block in self.children(parent):
+            if len(block.token_ids) < self.block_size:
+                yield block.key, block.token_ids
 
     def nearest(self, parent: BlockKey, token_ids: Sequence[int], most: int) -> tuple[TierNode, ...]:
         """Return of the `children` those that begin most like `token_ids`, at most `most` in each direction.
@@ -130,13 +142,21 @@ class DiskStore:
             BlockDamaged: a byte of the file is not what it must be; it was set aside and its row is gone.
             StorageError: it cannot be opened or read now; file and row stay.
         """
-        payload = memoryview(bytearray(self._payload_bytes[header.group]))
+        payload = memoryview(bytearray(self._forms[header.group].payload_bytes))
         self.read_into(header, payload)
         return payload
 
+    def read_if_sound(self, header: BlockHeader) -> bytes | None:
+        """Return what `read` does of a block, which counts as used now; None if it is gone or damaged."""
+        with suppress(BlockMissing, BlockDamaged):
+            payload = bytes(self.read(header))
+            self.touch([header.key])
+            return payload
+        return None
+
     def read_into(self, header: BlockHeader, out: memoryview) -> None:
         """Fill `out` with the verified payload of a block; otherwise as `read`."""
-        assert len(out) == self._payload_bytes[header.group]
+        assert len(out) == self._forms[header.group].payload_bytes
         with self._lost_if_unusable(header) as path:
             directory, identity = self._directory, self._identity(header)
             read_file(directory.files, path, identity, out, directory.reading, directory.encryption)
@@ -146,7 +166,7 @@ class DiskStore:
 
         Returns: False if it can only be read in one run; nothing was read then.
         """
-        assert places.num_bytes == self._payload_bytes[header.group]
+        assert places.num_bytes == self._forms[header.group].payload_bytes
         files = self._directory.files
         if self._directory.encryption is not PLAIN or not files.gives_descriptors or library() is None:
             return False
@@ -179,7 +199,7 @@ class DiskStore:
         limit_bytes = self.limit_bytes
         for header, payload in blocks:
             identity, data = self._identity(header), memoryview(payload).cast("B")
-            assert len(data) == identity.payload_bytes
+            assert len(data) == identity.form.payload_bytes
             if self._is_there(header):
                 self._directory.accept(self._name(header.key, header.group))
                 continue
@@ -239,7 +259,9 @@ class DiskStore:
         kept = self._directory.kept.all()
         names = [self._name(key, group) for key in keys for group in self.layouts]
         names = [name for name in names if name[:2] not in kept]
-        num_bytes = sum(self._payload_bytes[name[2]] for name in names if self._directory.has_file(name))
+        num_bytes = sum(
+            self._forms[name[2]].payload_bytes for name in names if self._directory.has_file(name)
+        )
         self._directory.remove(names)
         return num_bytes
 
@@ -326,12 +348,7 @@ class DiskStore:
     def _identity(self, header: BlockHeader) -> FileIdentity:
         assert header.key == block_key(header.parent, header.token_ids)
         assert 0 < len(header.token_ids) <= self.block_size
-        return FileIdentity(
-            fingerprint=self.fingerprint,
-            block_size=self.block_size,
-            layout=self.layouts[header.group],
-            header=header,
-        )
+        return FileIdentity(form=self._forms[header.group], header=header)
 
     def _path(self, key: BlockKey, group: GroupId) -> Path:
         return self._directory.path(*self._name(key, group))
