@@ -136,22 +136,18 @@ class AsyncTransport(Transport):
         self._streams.compute(lambda: self._pool.moves(run[0].group).copy(sources, targets))
 
     def _demote(self, run: Sequence[Demote]) -> None:
-        block_bytes = self._pool.block_bytes(run[0].group)
+        group = run[0].group
+        block_bytes, moves = self._pool.block_bytes(group), self._pool.moves(group)
         at_once = max(1, self._most_bytes // 2 // block_bytes)
         for start in range(0, len(run), at_once):
             part = run[start : start + at_once]
-            self._make_room(len(part) * block_bytes)
-            self._gather_and_copy(part)
-
-    def _gather_and_copy(self, run: Sequence[Demote]) -> None:
-        group = run[0].group
-        places = [self._host.view(group, move.place) for move in run]
-        moves, sources = self._pool.moves(group), [move.source for move in run]
-        event, gathered = copy_out(self._streams, moves, sources, places)
-        names = [(group, move.place) for move in run]
-        self._filled.update(dict.fromkeys(names, event))
-        num_bytes = len(run) * self._pool.block_bytes(group)
-        self._leaving.append(_Leaving(event, gathered, num_bytes, names))
+            num_bytes = len(part) * block_bytes
+            self._make_room(num_bytes)
+            views = [self._host.view(group, move.place) for move in part]
+            event, gathered = copy_out(self._streams, moves, [move.source for move in part], views)
+            places = [(group, move.place) for move in part]
+            self._filled.update(dict.fromkeys(places, event))
+            self._leaving.append(_Leaving(event, gathered, num_bytes, places))
 
     def _make_room(self, num_bytes: int) -> None:
         """Forget what has arrived, and wait for the oldest copies where too much is under way."""

@@ -6,7 +6,7 @@ from functools import partial
 from math import inf
 from time import monotonic
 
-from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
+from kvchat.engine.api.ids import BlockKey, GroupId
 from kvchat.engine.cache.block_operations import Fetch, Load, Move
 from kvchat.engine.cache.slow_tiers import SlowTier, TierNode
 from kvchat.engine.memory.device_pool import DevicePool
@@ -97,8 +97,11 @@ class TierMover(SlowTier):
     def _load(self, load: Load) -> bool:
         assert self._store is not None
         header = BlockHeader(key=load.key, parent=load.parent, group=load.group, token_ids=load.token_ids)
+        places = self._pool.places(load.group, load.target)
         try:
-            self._read(self._store, header, load.target)
+            # Nothing names the block yet, so that it may hold other bytes until they are verified.
+            if places is None or not self._store.scatter(header, places):
+                self._transport.bring(load.group, load.target, partial(self._store.read_into, header))
         except (BlockMissing, BlockDamaged, StorageError, OSError) as error:
             log.warning("a stored block is not used and will be computed again: %s", error)
             is_lost = isinstance(error, BlockMissing | BlockDamaged)
@@ -108,9 +111,3 @@ class TierMover(SlowTier):
         self._refused_until_s.pop((load.key, load.group), None)
         self._store.touch([load.key])
         return True
-
-    def _read(self, store: DiskStore, header: BlockHeader, target: BlockId) -> None:
-        """Fill a block with verified bytes. Nothing names it yet, so that it may hold others meanwhile."""
-        places = self._pool.places(header.group, target)
-        if places is None or not store.scatter(header, places):
-            self._transport.bring(header.group, target, partial(store.read_into, header))

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
+from typing import TypeVar
 
 from kvchat.engine.api.ids import KEY_BYTES, BlockKey, GroupId, block_key
 from kvchat.engine.cache.eviction import Eviction
@@ -28,6 +29,8 @@ from kvchat.engine.memory.disk.index import BlockName, DiskUsage, IndexedBlock, 
 from kvchat.engine.memory.disk.io import SYSTEM, Buffer, SystemFiles, storage_errors
 from kvchat.errors import BlockDamaged, BlockMissing, StorageError
 from kvchat.platform.encryptor import Encryptor
+
+Answer = TypeVar("Answer")
 
 __all__ = ["BlockHeader", "DiskStore", "DiskUsage", "Region", "WrittenBytes"]
 
@@ -106,9 +109,7 @@ class DiskStore:
 
     def has_all(self, keys: Sequence[BlockKey], group: GroupId) -> list[bool]:
         """For each key, whether its block is there. Pure; one query for a whole chain."""
-        indexed = self._index.contained(self.fingerprint, keys, group)
-        if self._healed():
-            indexed = self._index.contained(self.fingerprint, keys, group)
+        indexed = self._asked(lambda: self._index.contained(self.fingerprint, keys, group))
         return [key in indexed and self._directory.sees(self._name(key, group)) for key in keys]
 
     def groups_of(self, key: BlockKey) -> list[GroupId]:
@@ -315,12 +316,9 @@ class DiskStore:
             raise
 
     def _behind(self, parent: BlockKey, look: Callable[[], list[IndexedBlock]]) -> tuple[TierNode, ...]:
-        found = look()
-        if self._healed():
-            found = look()
         blocks = (
             TierNode(block.key, block.token_ids, self._groups_there(block))
-            for block in found
+            for block in self._asked(look)
             if block.key == block_key(parent, block.token_ids)
         )
         return tuple(block for block in blocks if block.groups)
@@ -329,12 +327,15 @@ class DiskStore:
         sees = self._directory.sees
         return frozenset(group for group in block.groups if sees(self._name(block.key, group)))
 
-    def _healed(self) -> bool:
-        """Whether the index was lost and is back. Looking at all files takes less than computing them all."""
-        try:
-            return self._directory.heal()
-        except StorageError:  # then nothing is there
-            return False
+    def _asked(self, ask: Callable[[], Answer]) -> Answer:
+        """Return what the index says; it is asked again if it was lost and is back, since looking at all
+        files takes less than computing them all.
+        """
+        answer = ask()
+        with suppress(StorageError):  # it cannot be had back now
+            if self._directory.heal():
+                return ask()
+        return answer
 
     def _is_there(self, header: BlockHeader) -> bool:
         path = self._path(header.key, header.group)
