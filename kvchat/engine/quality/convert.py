@@ -234,9 +234,9 @@ class Conversion:
             self._target.remove_keys(self._blocks)
 
     def _headers(self) -> Iterator[BlockHeader]:
-        for key, block in self._blocks.items():
+        for block in self._blocks.values():
             for group in sorted(block.groups):
-                yield BlockHeader(key=key, parent=block.parent, group=group, token_ids=block.token_ids)
+                yield BlockHeader.of(group, block.parent, block.token_ids)
 
     def _convert(self, report: Callable[[str], None]) -> None:
         """Convert run by run; each is written while the next one is read and quantized."""

@@ -73,7 +73,7 @@ def store_of(pool: DevicePool, cache_dir: Path, files: SystemFiles) -> DiskStore
 
 def save(pool: DevicePool, store: DiskStore, group: GroupId, block: int) -> bytes:
     data = pool.read_block(group, BlockId(block), BLOCK_SIZE)
-    store.write([(BlockHeader(key=KEY, parent=ROOT, group=group, token_ids=IDS), data)])
+    store.write([(BlockHeader.of(group, ROOT, IDS), data)])
     return data
 
 
