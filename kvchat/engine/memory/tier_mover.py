@@ -12,8 +12,6 @@ from kvchat.engine.cache.slow_tiers import SlowTier, TierNode
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.store import BlockHeader, DiskStore
 from kvchat.engine.memory.host_copies import Transport
-from kvchat.engine.memory.host_pool import HostPool
-from kvchat.engine.memory.rates import Rates
 from kvchat.errors import BlockDamaged, BlockMissing, StorageError
 
 log = logging.getLogger(__name__)
@@ -32,19 +30,13 @@ class TierMover(SlowTier):
     def __init__(
         self,
         pool: DevicePool,
-        host: HostPool,
         store: DiskStore | None,
-        rates: Rates | None = None,
-        transport: Transport | None = None,
+        transport: Transport,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """Args:
-        rates: told how long moves between tiers take.
-        transport: moves bytes within memory; None: the calling thread does.
-        """
         self._pool = pool
         self._store = store
-        self._transport = transport or Transport(pool, host, rates or Rates())
+        self._transport = transport
         self._clock = clock
         self._refused_until_s: dict[tuple[BlockKey, GroupId], float] = {}
         """Blocks that could not be read, and when they are offered again: never, if damaged or gone."""

@@ -189,7 +189,7 @@ def test_a_block_goes_from_the_disk_to_the_device_on_the_lane_for_that(tmp_path:
         streams = HeldStreams()
         streams.let()
         transport = AsyncTransport(pool, make_host(pool), Rates(), streams, allocate=plain)
-        mover = TierMover(pool, make_host(pool), store, transport=transport)
+        mover = TierMover(pool, store, transport)
         assert mover.fetch(Load(group, save.key, save.parent, save.token_ids, BlockId(5)))
         assert bytes(pool.read_block(group, BlockId(5), BLOCK_SIZE)) == bytes(data)
         assert streams.num_beside == 1
