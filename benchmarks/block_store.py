@@ -18,6 +18,7 @@ from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.spec import CacheSpec, Group, group_layers
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.store import BlockHeader, DiskStore
+from kvchat.engine.memory.host_copies import Transport
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.rates import Rates
 from kvchat.engine.memory.reader import Reader
@@ -71,9 +72,9 @@ class StoredBlocks:
         Args:
             pool: None: the one that was resumed into before.
         """
-        places = host or HostPool({}, {})
         tier = DeviceTier(self.groups, self.num_blocks, block_size=BLOCK_SIZE, host=host_tier)
-        mover = TierMover(pool or self.pool, places, self.store)
+        pool = pool or self.pool
+        mover = TierMover(pool, self.store, Transport(pool, host or HostPool({}, {}), Rates()))
         manager = CacheManager(tier, fingerprint=FINGERPRINT, slow=mover)
         reader = Reader(mover.fetch, max_bytes=2**40, read_ahead=mover.read_ahead)
 
@@ -124,9 +125,8 @@ class StoredBlocks:
         for group in self.groups:
             for number in [last] if group.is_state else range(len(self.keys)):
                 payload = bytearray(os.urandom(self.pool.block_bytes(group.id)))
-                ids = tuple(self.token_ids[number * BLOCK_SIZE : (number + 1) * BLOCK_SIZE])
-                key, parent = self.keys[number], self._parent(number)
-                yield BlockHeader(key=key, parent=parent, group=group.id, token_ids=ids), payload
+                ids = self.token_ids[number * BLOCK_SIZE : (number + 1) * BLOCK_SIZE]
+                yield BlockHeader.of(group.id, self._parent(number), ids), payload
 
     def _fill(self) -> int:
         num_bytes = 0

@@ -25,9 +25,8 @@ from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.groups_in_format import stored_groups
 from kvchat.engine.formats.spec import Group, group_layers
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.memory.disk.io import SYSTEM, SystemFiles
-from kvchat.engine.memory.disk.offline_block_store import NewBlock, OfflineBlockStore
-from kvchat.engine.memory.disk.store import DiskStore
+from kvchat.engine.memory.disk.io import SYSTEM, Buffer, SystemFiles
+from kvchat.engine.memory.disk.store import BlockHeader, DiskStore
 from kvchat.engine.quality.convert import RUN_LEN, Conversion, ConversionSide, Converter
 
 BLOCK_SIZE = 64
@@ -46,10 +45,10 @@ class Made(Converter):
         self.target = target
 
 
-class InTurn(OfflineBlockStore):
+class InTurn(DiskStore):
     """Waits for the medium with each block by itself."""
 
-    def write(self, blocks: Iterable[NewBlock], *, is_wanted: bool = False) -> int:
+    def write(self, blocks: Iterable[tuple[BlockHeader, Buffer]], *, is_wanted: bool = False) -> int:
         write = super().write
         return sum(write([block], is_wanted=is_wanted) for block in blocks)
 
@@ -91,7 +90,7 @@ def _files_alone(directory: Path, rounds: int) -> Iterator[Row]:
     payload = os.urandom(sum(region.nbytes for region in converter.target.pool.layouts()[group]))
     told: dict[str, list[float]] = {"together": [], "one after the other": [], "plain files": []}
     for _ in range(rounds):
-        for name, kind in (("together", OfflineBlockStore), ("one after the other", InTurn)):
+        for name, kind in (("together", DiskStore), ("one after the other", InTurn)):
             with closing(_block_store(directory / "cache", converter.target, kind)) as block_store:
                 told[name].append(seconds(partial(block_store.write, _chain(group, payload))))
             rmtree(directory / "cache")
@@ -103,11 +102,11 @@ def _files_alone(directory: Path, rounds: int) -> Iterator[Row]:
     yield Row.of("  together against one after the other", "x", ratios, "more is faster")
 
 
-def _chain(group: GroupId, payload: bytes) -> list[NewBlock]:
-    blocks: list[NewBlock] = []
+def _chain(group: GroupId, payload: bytes) -> list[tuple[BlockHeader, Buffer]]:
+    blocks: list[tuple[BlockHeader, Buffer]] = []
     for start in range(RUN_LEN):
-        parent = blocks[-1].header.key if blocks else ROOTS[0]
-        blocks.append(NewBlock(group, parent, tuple(range(start, start + BLOCK_SIZE)), payload))
+        parent = blocks[-1][0].key if blocks else ROOTS[0]
+        blocks.append((BlockHeader.of(group, parent, range(start, start + BLOCK_SIZE)), payload))
     return blocks
 
 
@@ -118,7 +117,7 @@ def _converted(directory: Path, cache_format: str, rounds: int) -> Iterator[Row]
     told: dict[str, list[float]] = {}
     with closing(source):
         for _ in range(rounds):
-            for name, kind in (("together", OfflineBlockStore), ("one after the other", InTurn)):
+            for name, kind in (("together", DiskStore), ("one after the other", InTurn)):
                 told.setdefault(name, []).append(_round(directory, converter, source, path, kind))
             sizes = [len(data) for data in _written(directory, converter, source, path)]
             for name, cut in (("plain files", sizes), ("one plain file", [sum(sizes)])):
@@ -146,8 +145,8 @@ def _sides(cache_format: str) -> tuple[ConversionSide, ConversionSide]:
     return found[0], found[1]
 
 
-def _stored(directory: Path, converter: Converter, path: list[int]) -> OfflineBlockStore:
-    block_store = _block_store(directory / "cache", converter.exact, OfflineBlockStore)
+def _stored(directory: Path, converter: Converter, path: list[int]) -> DiskStore:
+    block_store = _block_store(directory / "cache", converter.exact, DiskStore)
     pool = converter.exact.pool
     for layer in pool.layers.values():
         layer.keys.normal_()
@@ -157,18 +156,18 @@ def _stored(directory: Path, converter: Converter, path: list[int]) -> OfflineBl
         ids = tuple(path[start : start + BLOCK_SIZE])
         place = BlockId(start // BLOCK_SIZE % RUN_LEN)
         block = [
-            NewBlock(group.id, parent, ids, bytes(pool.read_block(group.id, place, BLOCK_SIZE)))
+            (BlockHeader.of(group.id, parent, ids), pool.read_block(group.id, place, BLOCK_SIZE))
             for group in converter.exact.groups
         ]
         block_store.write(block)
-        parent = block[0].header.key
+        parent = block[0][0].key
     return block_store
 
 
 def _block_store(
-    cache_dir: Path, side: ConversionSide, kind: type[OfflineBlockStore], files: SystemFiles = SYSTEM
-) -> OfflineBlockStore:
-    store = DiskStore(
+    cache_dir: Path, side: ConversionSide, kind: type[DiskStore], files: SystemFiles = SYSTEM
+) -> DiskStore:
+    return kind(
         cache_dir,
         fingerprint=side.fingerprint,
         layouts=side.pool.layouts(),
@@ -176,15 +175,10 @@ def _block_store(
         limit_bytes=None,
         files=files,
     )
-    return kind(store)
 
 
 def _round(
-    directory: Path,
-    converter: Converter,
-    source: OfflineBlockStore,
-    path: list[int],
-    kind: type[OfflineBlockStore],
+    directory: Path, converter: Converter, source: DiskStore, path: list[int], kind: type[DiskStore]
 ) -> float:
     """Return how long it takes to read, quantise and write everything; what was written goes again."""
     with ExitStack() as stack:
@@ -195,11 +189,9 @@ def _round(
         return seconds(conversion.run)
 
 
-def _written(
-    directory: Path, converter: Converter, source: OfflineBlockStore, path: list[int]
-) -> Iterator[bytes]:
+def _written(directory: Path, converter: Converter, source: DiskStore, path: list[int]) -> Iterator[bytes]:
     """Yield the files that a conversion writes."""
-    target = _block_store(directory / "cache", converter.target, OfflineBlockStore)
+    target = _block_store(directory / "cache", converter.target, DiskStore)
     Conversion(converter, source, target, (ROOTS[0], ROOTS[1]), [path]).run()
     files = directory / "cache" / "blocks" / converter.target.fingerprint.hex()
     target.close()
@@ -212,8 +204,8 @@ def _counted(directory: Path, converter: Converter, path: list[int]) -> dict[str
     """Return how often a conversion waits for what, from opening the store to closing it."""
     files = CountedFiles()
     with (
-        closing(_block_store(directory / "cache", converter.exact, OfflineBlockStore)) as source,
-        closing(_block_store(directory / "cache", converter.target, OfflineBlockStore, files)) as target,
+        closing(_block_store(directory / "cache", converter.exact, DiskStore)) as source,
+        closing(_block_store(directory / "cache", converter.target, DiskStore, files)) as target,
     ):
         Conversion(converter, source, target, (ROOTS[0], ROOTS[1]), [path]).run()
     rmtree(directory / "cache" / "blocks" / converter.target.fingerprint.hex())

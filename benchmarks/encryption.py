@@ -52,13 +52,8 @@ def _block_times(directory: Path, encryptor: Encryptor | None, seed: int) -> dic
     ids = tuple(range(1, NUM_BLOCKS * BLOCK_SIZE + 1))
     keys = chain_keys(root_key(FINGERPRINT), ids, BLOCK_SIZE)
     headers = [
-        BlockHeader(
-            key=key,
-            parent=keys[at - 1] if at else root_key(FINGERPRINT),
-            group=GROUP,
-            token_ids=ids[at * BLOCK_SIZE : (at + 1) * BLOCK_SIZE],
-        )
-        for at, key in enumerate(keys)
+        BlockHeader.of(GROUP, parent, ids[at * BLOCK_SIZE : (at + 1) * BLOCK_SIZE])
+        for at, parent in enumerate([root_key(FINGERPRINT), *keys[:-1]])
     ]
     payload = Random(seed).randbytes(sum(region.nbytes for region in LAYOUT))
     out = memoryview(bytearray(len(payload)))

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 
 from benchmarks.table import Row
-from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, block_key, root_key
+from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, root_key
 from kvchat.engine.cache.block_pool import BlockPool
 from kvchat.engine.cache.eviction import Eviction, make_order
 from kvchat.engine.memory.disk.block_file import Region
@@ -207,10 +207,7 @@ class _Disk:
         for name in chain:
             if name not in self._headers:
                 self._num_ids += 1
-                ids = (self._num_ids,)
-                key = block_key(parent, ids)
-                header = BlockHeader(key=key, parent=parent, group=self._GROUP, token_ids=ids)
-                self._headers[name] = header
+                self._headers[name] = BlockHeader.of(self._GROUP, parent, (self._num_ids,))
             found.append(self._headers[name])
             parent = found[-1].key
         return found

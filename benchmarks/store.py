@@ -11,12 +11,13 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.bookkeeping import BLOCK_SIZE
 from benchmarks.table import Row, seconds
-from kvchat.engine.api.ids import BlockKey, GroupId, block_key, root_key
+from kvchat.engine.api.ids import BlockKey, GroupId, root_key
 from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.memory.disk.block_file import (
+    BlockForm,
     BlockHeader,
     FileIdentity,
     FoundBlock,
@@ -37,6 +38,7 @@ ROUNDS = 7
 FINGERPRINT = b"\x05" * 32
 GROUP = GroupId(0)
 LAYOUTS: dict[GroupId, Layout] = {GROUP: (Region(name="layers.0.k", dtype="U8", shape=(BLOCK_SIZE,)),)}
+FORM = BlockForm(fingerprint=FINGERPRINT, block_size=BLOCK_SIZE, layout=LAYOUTS[GROUP])
 
 
 class UnsyncedFiles(SystemFiles):
@@ -82,12 +84,11 @@ def save(store: DiskStore, token_ids: list[int]) -> list[BlockKey]:
     """Write the full blocks of a session that are not there, and return all their keys."""
     parent, keys = root_key(FINGERPRINT), []
     for start in range(0, len(token_ids) - BLOCK_SIZE + 1, BLOCK_SIZE):
-        ids = tuple(token_ids[start : start + BLOCK_SIZE])
-        key = block_key(parent, ids)
-        header = BlockHeader(key=key, parent=parent, group=GROUP, token_ids=ids)
+        ids = token_ids[start : start + BLOCK_SIZE]
+        header = BlockHeader.of(GROUP, parent, ids)
         store.write([(header, bytes(BLOCK_SIZE))])
-        keys.append(key)
-        parent = key
+        keys.append(header.key)
+        parent = header.key
     return keys
 
 
@@ -102,7 +103,7 @@ def _build(cache_dir: Path) -> list[BlockKey]:
         parent, found, keys = root_key(FINGERPRINT, str(num_blocks)), [], []
         for _ in range(min(num_blocks, CHAIN_LEN)):
             ids = tuple(random.randrange(32_000) for _ in range(BLOCK_SIZE))
-            header = BlockHeader(key=block_key(parent, ids), parent=parent, group=GROUP, token_ids=ids)
+            header = BlockHeader.of(GROUP, parent, ids)
             found.append(_put(cache_dir / "blocks", header))
             keys.append(header.key)
             parent = header.key
@@ -113,9 +114,7 @@ def _build(cache_dir: Path) -> list[BlockKey]:
 
 
 def _put(blocks_dir: Path, header: BlockHeader) -> FoundBlock:
-    identity = FileIdentity(
-        fingerprint=FINGERPRINT, block_size=BLOCK_SIZE, layout=LAYOUTS[GROUP], header=header
-    )
+    identity = FileIdentity(form=FORM, header=header)
     payload = bytes(BLOCK_SIZE)
     data = render_head(identity, memoryview(payload)) + payload
     path = block_path(blocks_dir, FINGERPRINT, header.key, GROUP)

@@ -20,7 +20,6 @@ from kvchat.app.retention.session_removal import SessionService
 from kvchat.engine.api.ids import BlockKey
 from kvchat.engine.memory.disk.cache_admin import CacheAdmin
 from kvchat.engine.memory.disk.index import IndexedBlock
-from kvchat.engine.memory.disk.offline_block_store import NewBlock, OfflineBlockStore
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.memory.disk.write_queue import BlockWriteQueue
 from kvchat.errors import StorageError
@@ -164,7 +163,7 @@ class Work:
         namespace = f"bundle:{self.random.getrandbits(64):x}"
         ids = [self.random.randrange(30_000) for _ in range(self.random.randrange(6, 40))]
         blocks = chain(ids, namespace=namespace)
-        store = DiskStore(
+        block_store = DiskStore(
             self.places.cache_dir,
             fingerprint=FINGERPRINT,
             layouts=LAYOUTS,
@@ -172,11 +171,9 @@ class Work:
             limit_bytes=self.places.limit_bytes,
             encryptor=self.places.encryptor,
         )
-        block_store = OfflineBlockStore(store)
         with closing(block_store):
             for block in blocks:
-                header = block.header
-                block_store.write([NewBlock(header.group, header.parent, header.token_ids, block.payload)])
+                block_store.write([(block.header, block.payload)])
         session = Session(
             id=new_session_id(),
             title="",

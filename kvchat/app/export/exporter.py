@@ -11,7 +11,6 @@ from msgspec import convert
 
 from kvchat.app.config import Settings
 from kvchat.app.export.formats import Format
-from kvchat.engine.memory.disk.offline_block_store import OfflineBlockStore
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.models.known_fingerprints import layouts_of, recall
 from kvchat.errors import UsageError
@@ -161,7 +160,7 @@ def write_session(
     with ExitStack() as stack:
         if kv is not None and kv.layouts:
             assert kv.fields is not None
-            store = DiskStore(
+            block_store = DiskStore(
                 settings.paths.cache_dir,
                 fingerprint=kv.fingerprint,
                 layouts=layouts_of(kv.fields),
@@ -169,7 +168,7 @@ def write_session(
                 limit_bytes=None,
                 encryptor=settings.engine.encryptor,
             )
-            block_store = stack.enter_context(closing(OfflineBlockStore(store)))
+            stack.enter_context(closing(block_store))
             blocks = session_blocks(block_store, turns, kv.fingerprint, session.namespace, kv.block_size)
         return write_bundle(
             write,

@@ -8,7 +8,6 @@ from kvchat.app.retention.view_blocks import add_view_turns
 from kvchat.engine.api.ids import GroupId, root_key
 from kvchat.engine.memory.disk.block_file import Layout
 from kvchat.engine.memory.disk.io import SYSTEM, SystemFiles
-from kvchat.engine.memory.disk.offline_block_store import OfflineBlockStore
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.models.checkpoints.prepared import elsewhere
 from kvchat.session.kv.block_references import References, runs_of
@@ -22,10 +21,10 @@ def open_block_store(
     *,
     block_size: int | None = None,
     files: SystemFiles = SYSTEM,
-) -> OfflineBlockStore:
+) -> DiskStore:
     """Open the blocks of a fingerprint; what exceeds the limits goes. `block_size`: None: as the engine's."""
     engine, cache_dir = settings.engine, settings.paths.cache_dir
-    store = DiskStore(
+    return DiskStore(
         cache_dir,
         fingerprint=fingerprint,
         layouts=layouts,
@@ -36,15 +35,10 @@ def open_block_store(
         files=files,
         elsewhere=elsewhere(cache_dir),
     )
-    return OfflineBlockStore(store)
 
 
 def drop_blocks(
-    settings: Settings,
-    store: SessionService,
-    block_store: OfflineBlockStore,
-    session: Session,
-    turns: Sequence[Turn],
+    settings: Settings, store: SessionService, block_store: DiskStore, session: Session, turns: Sequence[Turn]
 ) -> int:
     """Remove a session's blocks that no session refers to any more, and that no pack keeps.
 
@@ -62,4 +56,4 @@ def drop_blocks(
         for key, token_ids in block_store.tails_behind(parent):
             if not others.covers_tail(parent, token_ids):
                 doomed.add(key)
-    return block_store.remove(doomed)
+    return block_store.remove_keys(doomed)

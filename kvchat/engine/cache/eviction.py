@@ -9,7 +9,7 @@ each time a block is spared it costs one of its uses, also on its way from the s
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol
@@ -220,21 +220,21 @@ class Ghosts:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._keys: OrderedDict[BlockKey, None] = OrderedDict()
+        self._keys: OrderedDict[Hashable, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._keys)
 
-    def __contains__(self, key: BlockKey) -> bool:
+    def __contains__(self, key: Hashable) -> bool:
         return key in self._keys
 
-    def add(self, key: BlockKey) -> None:
+    def add(self, key: Hashable) -> None:
         self._keys[key] = None
         self._keys.move_to_end(key)
         if len(self._keys) > self._limit:
             self._keys.popitem(last=False)
 
-    def take(self, key: BlockKey) -> bool:
+    def take(self, key: Hashable) -> bool:
         """Forget a name and return whether it was known."""
         if key not in self._keys:
             return False

@@ -30,6 +30,7 @@ from kvchat.engine.formats.spec import Group, group_layers
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.open_tier import open_saver, open_store
+from kvchat.engine.memory.host_copies import Transport
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.rates import Rates
 from kvchat.engine.memory.reader import Reader
@@ -99,7 +100,7 @@ class HFBlocks:
         self.fingerprint = digest.hex()
         self._store, self.disk_problem = open_store(config, self.pool, digest)
         rates = Rates()
-        self._mover = TierMover(self.pool, HostPool({}, {}), self._store, rates)
+        self._mover = TierMover(self.pool, self._store, Transport(self.pool, HostPool({}, {}), rates))
         tier = DeviceTier(self._groups, num_blocks, block_size=block_size)
         self._manager = CacheManager(tier, fingerprint=digest, slow=self._mover)
         reader = Reader(self._mover.fetch, max_bytes=_READ_QUEUE_BYTES, read_ahead=self._mover.read_ahead)

@@ -11,6 +11,7 @@ from torch import Tensor
 from kvchat.engine.api.ids import BlockId, GroupId
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.block_operations import Copy, Demote, Move, Promote
+from kvchat.engine.kernels.move_blocks import BlockMoves
 from kvchat.engine.kernels.stream_protocol import Event, Stream, Streams
 from kvchat.engine.memory.aligned_memory import ThreadRun
 from kvchat.engine.memory.device_pool import DevicePool
@@ -135,30 +136,18 @@ class AsyncTransport(Transport):
         self._streams.compute(lambda: self._pool.moves(run[0].group).copy(sources, targets))
 
     def _demote(self, run: Sequence[Demote]) -> None:
-        block_bytes = self._pool.block_bytes(run[0].group)
+        group = run[0].group
+        block_bytes, moves = self._pool.block_bytes(group), self._pool.moves(group)
         at_once = max(1, self._most_bytes // 2 // block_bytes)
         for start in range(0, len(run), at_once):
             part = run[start : start + at_once]
-            self._make_room(len(part) * block_bytes)
-            self._gather_and_copy(part)
-
-    def _gather_and_copy(self, run: Sequence[Demote]) -> None:
-        group = run[0].group
-        gathered: list[Tensor] = []
-        places = [_bytes(self._host.view(group, move.place)) for move in run]
-
-        def gather() -> None:
-            gathered.append(self._pool.moves(group).gather([move.source for move in run]))
-
-        def copy() -> None:
-            for place, row in zip(places, gathered[0], strict=True):
-                place.copy_(row, non_blocking=True)
-
-        event = self._streams.beside(Stream.OUT, copy, [self._streams.compute(gather)])
-        names = [(group, move.place) for move in run]
-        self._filled.update(dict.fromkeys(names, event))
-        num_bytes = len(run) * self._pool.block_bytes(group)
-        self._leaving.append(_Leaving(event, gathered, num_bytes, names))
+            num_bytes = len(part) * block_bytes
+            self._make_room(num_bytes)
+            views = [self._host.view(group, move.place) for move in part]
+            event, gathered = copy_out(self._streams, moves, [move.source for move in part], views)
+            places = [(group, move.place) for move in part]
+            self._filled.update(dict.fromkeys(places, event))
+            self._leaving.append(_Leaving(event, gathered, num_bytes, places))
 
     def _make_room(self, num_bytes: int) -> None:
         """Forget what has arrived, and wait for the oldest copies where too much is under way."""
@@ -174,6 +163,27 @@ class AsyncTransport(Transport):
         for name in oldest.places:
             if self._filled.get(name) is oldest.event:
                 del self._filled[name]
+
+
+def copy_out(
+    streams: Streams, moves: BlockMoves, blocks: Sequence[BlockId], runs: Sequence[memoryview]
+) -> tuple[Event, list[Tensor]]:
+    """Begin to copy blocks to runs of host memory, as they are after all computation handed in so far. Waits
+    for nothing.
+
+    Returns: the end of the copies, and what they read, which has to live as long.
+    """
+    gathered: list[Tensor] = []
+    targets = list(map(_bytes, runs))
+
+    def gather() -> None:
+        gathered.append(moves.gather(blocks))
+
+    def copy() -> None:
+        for target, row in zip(targets, gathered[0], strict=True):
+            target.copy_(row, non_blocking=True)
+
+    return streams.beside(Stream.OUT, copy, [streams.compute(gather)]), gathered
 
 
 def _bytes(run: memoryview) -> Tensor:

@@ -15,9 +15,6 @@ from kvchat.errors import OutOfMemory
 class Arena(Protocol):
     """Places of one size."""
 
-    @property
-    def num_bytes(self) -> int: ...
-
     def view(self, place: int) -> memoryview: ...
 
 
@@ -28,17 +25,13 @@ class MappedArena:
         self._place_bytes = place_bytes
         self._map = mapped(num_places * place_bytes)
 
-    @property
-    def num_bytes(self) -> int:
-        return len(self._map)
-
     def view(self, place: int) -> memoryview:
         start = place * self._place_bytes
         return memoryview(self._map)[start : start + self._place_bytes]
 
 
 class HostPool:
-    """Fixed places for blocks of each group."""
+    """Fixed places for blocks of each group, `num_bytes` in all."""
 
     def __init__(
         self,
@@ -53,6 +46,7 @@ class HostPool:
         Raises:
             OutOfMemory: the system refuses the memory.
         """
+        self.num_bytes = sum(count * block_bytes[group] for group, count in num_blocks.items())
         try:
             self._arenas: dict[GroupId, Arena] = {
                 group: make_arena(count, block_bytes[group])
@@ -60,14 +54,9 @@ class HostPool:
                 if count > 0
             }
         except (OSError, ValueError, OverflowError) as error:
-            total = sum(count * block_bytes[group] for group, count in num_blocks.items())
             raise OutOfMemory(
-                f"{total} bytes for the host tier are not to be had; give less with --kv-host-bytes"
+                f"{self.num_bytes} bytes for the host tier are not to be had; give less with --kv-host-bytes"
             ) from error
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(arena.num_bytes for arena in self._arenas.values())
 
     def view(self, group: GroupId, place: BlockId) -> memoryview:
         """Return the writable bytes of one place."""

@@ -112,10 +112,6 @@ class PinnedSlabs:
         self._allocate = allocate
         self._slabs: dict[int, memoryview] = {}
 
-    @property
-    def num_bytes(self) -> int:
-        return self._starts[-1] * self._place_bytes
-
     def view(self, place: int) -> memoryview:
         """Return the writable bytes of one place."""
         number = bisect_right(self._starts, place) - 1

@@ -58,8 +58,7 @@ class Job:
     @property
     def lowest_taken(self) -> int:
         """Number of the first of the blocks that are read or being read."""
-        taken = self.units[self.num_taken - 1] if self.num_taken else self.units[0]
-        return taken.number if self.num_taken else taken.number + 1
+        return self.units[self.num_taken - 1].number if self.num_taken else self.units[0].number + 1
 
     @property
     def waiting_bytes(self) -> int:

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 
-import torch
 from torch import Tensor
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
 from kvchat.engine.cache.block_operations import Save
-from kvchat.engine.kernels.stream_protocol import Event, Stream, Streams
+from kvchat.engine.kernels.stream_protocol import Event, Streams
 from kvchat.engine.memory.aligned_memory import mapped
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.store import BlockHeader, DiskStore
 from kvchat.engine.memory.disk.write_queue import BlockCopy, BlockWriteQueue
+from kvchat.engine.memory.host_copies import copy_out
 from kvchat.engine.memory.pinned import PinnedSlabs, pinned
 
 STEP_BYTES = 8 << 20
@@ -81,12 +81,10 @@ class AsyncCopy:
 
     Args:
         gathered: what the copy reads; it lives as long as the copy does.
-        place: where in host memory the bytes are.
         clear: fills slots without a token with zeros.
     """
 
     group: GroupId
-    place: int
     data: memoryview
     event: Event
     gathered: list[Tensor]
@@ -123,40 +121,26 @@ class AsyncSaves(SaveTransport):
         super().__init__(pool)
         self._streams = streams
         self._under_way: list[AsyncCopy] = []
-        self._slabs: dict[GroupId, PinnedSlabs] = {}
-        self._places: dict[GroupId, list[int]] = {}
         for group in pool.layouts():
             block_bytes = pool.block_bytes(group)
             num_places = max(1, most_bytes // block_bytes) + 1
-            self._slabs[group] = PinnedSlabs(num_places, block_bytes, allocate)
-            self._places[group] = list(range(num_places))
-            for place in range(num_places):
-                self._slabs[group].view(place)  # now: pinning takes its time, and a step has none
+            slabs = PinnedSlabs(num_places, block_bytes, allocate)
+            # All of it now: pinning takes its time, and a step has none.
+            self._free[group] = deque(map(slabs.view, range(num_places)))
 
     def has_room(self, group: GroupId) -> bool:
         over = [taken for taken in self._under_way if taken.is_released and taken.event.is_done]
         for taken in over:
             self._under_way.remove(taken)
-            self._places[taken.group].append(taken.place)
-        return bool(self._places[group])
+            self._free[taken.group].append(taken.data)
+        return bool(self._free[group])
 
     def take(self, group: GroupId, block: BlockId, num_tokens: int) -> AsyncCopy:
         """Begin to copy a block; waits for nothing."""
-        place = self._places[group].pop()
-        data = self._slabs[group].view(place)
-        target = torch.frombuffer(data, dtype=torch.uint8)
-        gathered: list[Tensor] = []
-
-        def gather() -> None:
-            gathered.append(self._pool.moves(group).gather([block])[0])
-
-        def copy() -> None:
-            target.copy_(gathered[0], non_blocking=True)
-
-        event = self._streams.beside(Stream.OUT, copy, [self._streams.compute(gather)])
-
+        data = self._free[group].pop()
+        event, gathered = copy_out(self._streams, self._pool.moves(group), [block], [data])
         clear = partial(self._pool.clear_slots, group, data, num_tokens)
-        taken = AsyncCopy(group, place, data, event, gathered, clear)
+        taken = AsyncCopy(group, data, event, gathered, clear)
         self._under_way.append(taken)
         return taken
 

@@ -6,14 +6,12 @@ from functools import partial
 from math import inf
 from time import monotonic
 
-from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
+from kvchat.engine.api.ids import BlockKey, GroupId
 from kvchat.engine.cache.block_operations import Fetch, Load, Move
 from kvchat.engine.cache.slow_tiers import SlowTier, TierNode
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.store import BlockHeader, DiskStore
 from kvchat.engine.memory.host_copies import Transport
-from kvchat.engine.memory.host_pool import HostPool
-from kvchat.engine.memory.rates import Rates
 from kvchat.errors import BlockDamaged, BlockMissing, StorageError
 
 log = logging.getLogger(__name__)
@@ -32,19 +30,13 @@ class TierMover(SlowTier):
     def __init__(
         self,
         pool: DevicePool,
-        host: HostPool,
         store: DiskStore | None,
-        rates: Rates | None = None,
-        transport: Transport | None = None,
+        transport: Transport,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """Args:
-        rates: told how long moves between tiers take.
-        transport: moves bytes within memory; None: the calling thread does.
-        """
         self._pool = pool
         self._store = store
-        self._transport = transport or Transport(pool, host, rates or Rates())
+        self._transport = transport
         self._clock = clock
         self._refused_until_s: dict[tuple[BlockKey, GroupId], float] = {}
         """Blocks that could not be read, and when they are offered again: never, if damaged or gone."""
@@ -97,8 +89,11 @@ class TierMover(SlowTier):
     def _load(self, load: Load) -> bool:
         assert self._store is not None
         header = BlockHeader(key=load.key, parent=load.parent, group=load.group, token_ids=load.token_ids)
+        places = self._pool.places(load.group, load.target)
         try:
-            self._read(self._store, header, load.target)
+            # Nothing names the block yet, so that it may hold other bytes until they are verified.
+            if places is None or not self._store.scatter(header, places):
+                self._transport.bring(load.group, load.target, partial(self._store.read_into, header))
         except (BlockMissing, BlockDamaged, StorageError, OSError) as error:
             log.warning("a stored block is not used and will be computed again: %s", error)
             is_lost = isinstance(error, BlockMissing | BlockDamaged)
@@ -108,9 +103,3 @@ class TierMover(SlowTier):
         self._refused_until_s.pop((load.key, load.group), None)
         self._store.touch([load.key])
         return True
-
-    def _read(self, store: DiskStore, header: BlockHeader, target: BlockId) -> None:
-        """Fill a block with verified bytes. Nothing names it yet, so that it may hold others meanwhile."""
-        places = self._pool.places(header.group, target)
-        if places is None or not store.scatter(header, places):
-            self._transport.bring(header.group, target, partial(store.read_into, header))

@@ -16,12 +16,11 @@ import torch
 
 from kvchat.engine.api.cache_format import EXACT, parse_cache_format
 from kvchat.engine.api.config import EngineConfig
-from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, block_key, u32le
+from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, block_key
 from kvchat.engine.formats.format_table import codec_of
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.memory.device_pool import DevicePool
-from kvchat.engine.memory.disk.block_file import BlockHeader
-from kvchat.engine.memory.disk.offline_block_store import NewBlock, OfflineBlockStore
+from kvchat.engine.memory.disk.store import BlockHeader, DiskStore
 from kvchat.engine.models.load import choose_device
 from kvchat.engine.models.weights_setting import WeightSource
 from kvchat.engine.startup.weights import Candidate, fingerprint_of, groups_in, load_candidate
@@ -31,6 +30,7 @@ RUN_LEN = 16
 """Blocks that are converted at one time."""
 
 Payloads = Mapping[GroupId, bytes]
+_NewBlock = tuple[BlockHeader, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +180,8 @@ class Conversion:
     def __init__(
         self,
         converter: Converter,
-        source: OfflineBlockStore,
-        target: OfflineBlockStore,
+        source: DiskStore,
+        target: DiskStore,
         roots: tuple[BlockKey, BlockKey],
         paths: Iterable[Sequence[int]],
     ) -> None:
@@ -213,7 +213,7 @@ class Conversion:
                 goes; or the disk refuses.
         """
         keys = [block_key(block.exact_parent, block.token_ids) for block in self._blocks.values()]
-        with self._target.room_for(self._headers(), self._source, keys):
+        with self._target.room_for(self._headers(), self._source.fingerprint, keys):
             try:
                 self._convert(report)
                 if not all(
@@ -231,12 +231,12 @@ class Conversion:
     def undo(self) -> None:
         """Remove what was written."""
         with suppress(StorageError):  # then it is garbage
-            self._target.remove(self._blocks)
+            self._target.remove_keys(self._blocks)
 
     def _headers(self) -> Iterator[BlockHeader]:
-        for key, block in self._blocks.items():
+        for block in self._blocks.values():
             for group in sorted(block.groups):
-                yield BlockHeader(key=key, parent=block.parent, group=group, token_ids=block.token_ids)
+                yield BlockHeader.of(group, block.parent, block.token_ids)
 
     def _convert(self, report: Callable[[str], None]) -> None:
         """Convert run by run; each is written while the next one is read and quantized."""
@@ -252,16 +252,16 @@ class Conversion:
             if written is not None:
                 written.result()
 
-    def _converted(self, run: Sequence[_Block]) -> list[NewBlock]:
+    def _converted(self, run: Sequence[_Block]) -> list[_NewBlock]:
         payloads = [self._read(block) for block in run]
         converted = self._converter.convert(payloads, lambda group, place: group in run[place].groups)
         return [
-            NewBlock(group, block.parent, block.token_ids, bytes(payload))
+            (BlockHeader.of(group, block.parent, block.token_ids), bytes(payload))
             for block, parts in zip(run, converted, strict=True)
             for group, payload in parts.items()
         ]
 
-    def _write(self, due: Sequence[NewBlock]) -> None:
+    def _write(self, due: Sequence[_NewBlock]) -> None:
         if self._target.write(due, is_wanted=True) < len(due):
             raise StorageError(
                 "the disk limit has no room for converted blocks beside the exact ones; nothing was changed: "
@@ -271,7 +271,8 @@ class Conversion:
     def _read(self, block: _Block) -> Payloads:
         payloads: dict[GroupId, bytes] = {}
         for group in set[GroupId]().union(*map(self._converter.sources, block.groups)):
-            payload = self._source.read(group, block.exact_parent, u32le(block.token_ids))
+            header = BlockHeader.of(group, block.exact_parent, block.token_ids)
+            payload = self._source.read_if_sound(header)
             if payload is None:
                 raise CacheError(
                     "an exact block of this session is damaged, or went while it was read; nothing was "
@@ -329,5 +330,5 @@ class Conversion:
         return (number + 1) * self._size > group.spec.first_visible(num_tokens)
 
 
-def _bytes(block_store: OfflineBlockStore, groups: Iterable[GroupId]) -> int:
+def _bytes(block_store: DiskStore, groups: Iterable[GroupId]) -> int:
     return sum(region.nbytes for group in groups for region in block_store.layouts[group])

@@ -12,15 +12,15 @@ from math import inf
 import torch
 from torch import Tensor
 
-from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, RequestId, block_key, u32le
+from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, RequestId
 from kvchat.engine.api.inspection import PathBlock
 from kvchat.engine.formats.attention_metadata import TORCH_DTYPES, LayerPool
 from kvchat.engine.formats.format_table import codec_of
 from kvchat.engine.formats.full.codec import Codec, relative
 from kvchat.engine.formats.recurrent.spec import computes_whole_steps
 from kvchat.engine.formats.spec import CacheSpec, Group
-from kvchat.engine.memory.disk.block_file import Layout
-from kvchat.engine.memory.disk.offline_block_store import NewBlock, OfflineBlockStore
+from kvchat.engine.memory.disk.block_file import BlockHeader, Layout
+from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.sequences.batch_plan import Batch, Chunk
 from kvchat.engine.sequences.sequence import Sequence
 from kvchat.engine.startup.parts import EngineParts
@@ -222,7 +222,7 @@ class Verifier:
             names say, and none of them may be written under these. Or a model with states attends by itself.
     """
 
-    def __init__(self, recompute: Recompute, block_store: OfflineBlockStore) -> None:
+    def __init__(self, recompute: Recompute, block_store: DiskStore) -> None:
         groups = recompute.groups
         if any(group.spec.selection.has_hidden_blocks for group in groups):
             raise ConfigError(
@@ -307,7 +307,7 @@ class Verifier:
             target = next(iter(with_state), None) if group in states else best.get(number)
             if target is None or group not in target.groups:
                 return None
-            return self._block_store.read(group, target.parent, u32le(target.token_ids))
+            return self._stored(group, target)
 
         return read
 
@@ -318,15 +318,15 @@ class Verifier:
         for group in target.groups:
             computed = block.read(group, len(target.token_ids))
             # What is kept has pushed it out, which says nothing of its bytes.
-            if keep and group not in self._block_store.groups_of(target.key):
+            if keep and not self._block_store.has(target.key, group):
                 raise StorageError(_NO_ROOM)
-            stored = self._block_store.read(group, target.parent, u32le(target.token_ids))
+            stored = self._stored(group, target)
             layout = self._block_store.layouts[group]
             found = inf if stored is None else deviation(stored, computed, layout, self._specs[group])
             worst = max(worst, found)
             if found > tolerance(layout):
                 is_different = True
-                self._block_store.set_aside(group, target.key)
+                self._block_store.set_aside(target.key, group)
             if keep:
                 self._keep(group, target, computed)
         if is_different:
@@ -335,12 +335,15 @@ class Verifier:
             self.findings.num_exact += worst == 0.0
             self.findings.worst = max(self.findings.worst, worst)
 
+    def _stored(self, group: GroupId, target: PathBlock) -> bytes | None:
+        return self._block_store.read_if_sound(BlockHeader.of(group, target.parent, target.token_ids))
+
     def _keep(self, group: GroupId, target: PathBlock, computed: bytes) -> None:
         """Store what was computed under the native name."""
-        block = NewBlock(group, target.native_parent, tuple(target.token_ids), computed)
-        if self._block_store.write([block], is_wanted=True):
+        header = BlockHeader.of(group, target.native_parent, target.token_ids)
+        if self._block_store.write([(header, computed)], is_wanted=True):
             return
-        if group not in self._block_store.groups_of(block_key(target.native_parent, target.token_ids)):
+        if not self._block_store.has(header.key, group):
             raise StorageError(_NO_ROOM)
 
     def _check_logits(

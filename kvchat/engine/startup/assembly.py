@@ -37,7 +37,7 @@ from kvchat.engine.memory.cuda_streams import CudaStreams
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.open_tier import WRITE_QUEUE_BYTES, open_saver, open_store
 from kvchat.engine.memory.disk.store import DiskStore
-from kvchat.engine.memory.host_copies import AsyncTransport
+from kvchat.engine.memory.host_copies import AsyncTransport, Transport
 from kvchat.engine.memory.host_pool import HostPool, MappedArena
 from kvchat.engine.memory.pinned import PinnedSlabs
 from kvchat.engine.memory.rates import Rates
@@ -393,10 +393,10 @@ def _movers(
     engine's thread does.
     """
     if pool.device.type != "cuda":
-        return TierMover(pool, host, store, rates), None
+        return TierMover(pool, store, Transport(pool, host, rates)), None
     streams = CudaStreams(pool.device)
     save_transport = None if config.cache_dir is None else AsyncSaves(pool, streams, WRITE_QUEUE_BYTES)
-    return TierMover(pool, host, store, rates, AsyncTransport(pool, host, rates, streams)), save_transport
+    return TierMover(pool, store, AsyncTransport(pool, host, rates, streams)), save_transport
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -16,7 +16,7 @@ from kvchat.session.store import SessionStore
 from kvchat.session.tree import SessionId, Turn, TurnId
 
 if TYPE_CHECKING:
-    from kvchat.engine.memory.disk.offline_block_store import OfflineBlockStore
+    from kvchat.engine.memory.disk.store import DiskStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def leaf_paths(turns: Sequence[Turn]) -> Iterator[tuple[int, ...]]:
 
 
 def blocks_on(
-    stored: "OfflineBlockStore", path: Sequence[int], root: BlockKey, native_root: BlockKey
+    stored: "DiskStore", path: Sequence[int], root: BlockKey, native_root: BlockKey
 ) -> Iterator[PathBlock]:
     """Yield the stored blocks and tails of a path, block by block."""
 

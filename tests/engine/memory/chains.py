@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 from weakref import WeakSet
 
-from kvchat.engine.api.ids import BlockKey, GroupId, block_key, root_key
+from kvchat.engine.api.ids import BlockKey, GroupId, root_key
 from kvchat.engine.memory.disk.block_file import Layout, Region
 from kvchat.engine.memory.disk.index import DiskUsage
 from kvchat.engine.memory.disk.io import SystemFiles
@@ -99,9 +99,8 @@ def payload_of(key: BlockKey, group: GroupId = FULL) -> bytes:
 
 
 def block_behind(parent: BlockKey, token_ids: list[int], group: GroupId = FULL) -> Block:
-    key = block_key(parent, token_ids)
-    header = BlockHeader(key=key, parent=parent, group=group, token_ids=tuple(token_ids))
-    return Block(header=header, payload=payload_of(key, group))
+    header = BlockHeader.of(group, parent, token_ids)
+    return Block(header=header, payload=payload_of(header.key, group))
 
 
 def chain(

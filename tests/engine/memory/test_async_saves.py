@@ -11,7 +11,7 @@ import torch
 
 from kvchat.engine.api.ids import BlockId, GroupId, block_key, root_key
 from kvchat.engine.cache.block_operations import Load, Save
-from kvchat.engine.kernels.stream_protocol import Event, Stream, Work
+from kvchat.engine.kernels.stream_protocol import Event, InlineStreams, Stream, Work
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.block_file import BlockHeader
 from kvchat.engine.memory.disk.write_queue import BlockWriteQueue
@@ -73,7 +73,7 @@ def test_a_copy_that_does_not_wait_for_the_computation_is_seen() -> None:
         take_at_random(0, forgets=Stream.OUT)
 
 
-class HeldStreams:
+class HeldStreams(InlineStreams):
     """Computes at once; beside that nothing happens until it is let."""
 
     def __init__(self) -> None:
@@ -81,28 +81,17 @@ class HeldStreams:
         self._waiting: list[tuple[Work, Flag]] = []
         self._is_held = True
 
-    def compute(self, work: Work) -> Event:
-        work()
-        return self.mark()
-
-    def mark(self) -> Event:
-        done = Flag()
-        done.set()
-        return Moment(done)
-
     def beside(self, lane: Stream, work: Work, after: Sequence[Event]) -> Event:
-        done = Flag()
         self.num_beside += 1
-        self._waiting.append((work, done))
         if not self._is_held:
-            self.let()
+            return super().beside(lane, work, after)
+        self._waiting.append((work, done := Flag()))
         return Moment(done)
 
     def let(self) -> None:
         """Do what waits, and from now on everything at once."""
         self._is_held = False
-        waiting, self._waiting = self._waiting, []
-        for work, done in waiting:
+        for work, done in self._waiting:
             work()
             done.set()
 
@@ -196,12 +185,11 @@ def test_a_block_goes_from_the_disk_to_the_device_on_the_lane_for_that(tmp_path:
     (save,) = saves_of(group, 1)
     with closing(store_of(pool, tmp_path, WatchedFiles())) as store:
         data = pool.read_block(group, BlockId(3), BLOCK_SIZE)
-        header = BlockHeader(key=save.key, parent=save.parent, group=group, token_ids=save.token_ids)
-        assert store.write([(header, data)])
+        assert store.write([(BlockHeader.of(group, save.parent, save.token_ids), data)])
         streams = HeldStreams()
         streams.let()
         transport = AsyncTransport(pool, make_host(pool), Rates(), streams, allocate=plain)
-        mover = TierMover(pool, make_host(pool), store, transport=transport)
+        mover = TierMover(pool, store, transport)
         assert mover.fetch(Load(group, save.key, save.parent, save.token_ids, BlockId(5)))
         assert bytes(pool.read_block(group, BlockId(5), BLOCK_SIZE)) == bytes(data)
         assert streams.num_beside == 1

@@ -161,7 +161,7 @@ def test_slabs_are_made_when_they_are_used_and_hold_whole_places(monkeypatch: py
         return torch.zeros(num_bytes, dtype=torch.uint8)
 
     slabs = PinnedSlabs(7, 6, allocate)
-    assert (slabs.num_bytes, made) == (42, [])
+    assert made == []
     for place in range(7):
         slabs.view(place)[:] = bytes([place]) * 6
     assert made == [18, 18, 6]

@@ -1,9 +1,10 @@
 """Moves are carried out in order and to the bit; a block that fails once is not offered again."""
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from time import monotonic
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.block_file import BlockHeader, block_path
 from kvchat.engine.memory.disk.io import SYSTEM, SystemFiles
 from kvchat.engine.memory.disk.store import DiskStore
+from kvchat.engine.memory.host_copies import Transport
 from kvchat.engine.memory.host_pool import HostPool
 from kvchat.engine.memory.rates import Direction, Rates
 from kvchat.engine.memory.tier_mover import REFUSED_S, TierMover
@@ -73,8 +75,15 @@ def store_of(pool: DevicePool, cache_dir: Path, files: SystemFiles) -> DiskStore
 
 def save(pool: DevicePool, store: DiskStore, group: GroupId, block: int) -> bytes:
     data = pool.read_block(group, BlockId(block), BLOCK_SIZE)
-    store.write([(BlockHeader(key=KEY, parent=ROOT, group=group, token_ids=IDS), data)])
+    store.write([(BlockHeader.of(group, ROOT, IDS), data)])
     return data
+
+
+def mover_of(
+    pool: DevicePool, store: DiskStore | None, num_places: int = 0, clock: Callable[[], float] = monotonic
+) -> TierMover:
+    host = HostPool({FULL: num_places}, {FULL: pool.block_bytes(FULL)})
+    return TierMover(pool, store, Transport(pool, host, Rates()), clock)
 
 
 def load_into(block: int, group: GroupId = FULL) -> Load:
@@ -89,21 +98,20 @@ def read(pool: DevicePool, group: GroupId, block: int) -> bytes:
 def test_a_load_brings_back_every_bit(pool: DevicePool, store: DiskStore, group: GroupId) -> None:
     data = save(pool, store, group, 0)
     assert read(pool, group, 3) != data
-    assert TierMover(pool, HostPool({}, {}), store).fetch(load_into(3, group))
+    assert mover_of(pool, store).fetch(load_into(3, group))
     assert read(pool, group, 3) == data
 
 
 def test_moves_happen_in_their_order(pool: DevicePool, store: DiskStore) -> None:
     """Trap 21: what is copied can be overwritten in the same plan, and what was overwritten copied on."""
     first, other = read(pool, FULL, 0), read(pool, FULL, 2)
-    size = pool.block_bytes(FULL)
     moves = [
         Copy(FULL, BlockId(0), BlockId(1), BLOCK_SIZE),
         Demote(FULL, BlockId(2), BlockId(0)),
         Copy(FULL, BlockId(1), BlockId(2), BLOCK_SIZE),
         Copy(FULL, BlockId(3), BlockId(0), BLOCK_SIZE),
     ]
-    mover = TierMover(pool, HostPool({FULL: 1}, {FULL: size}), store)
+    mover = mover_of(pool, store, 1)
     mover.execute(moves)
     assert read(pool, FULL, 1) == read(pool, FULL, 2) == first
     assert read(pool, FULL, 0) == read(pool, FULL, 3)
@@ -117,7 +125,7 @@ def test_a_load_that_fails_is_not_offered_again(pool: DevicePool, store: DiskSto
     save(pool, store, SLIDING, 0)
     path = block_path(tmp_path / "blocks", FINGERPRINT, KEY, FULL)
     damaged = flipped(path.read_bytes(), -1)
-    mover = TierMover(pool, HostPool({}, {}), store)
+    mover = mover_of(pool, store)
     assert list(mover.has_all([KEY], FULL)) == [True]
     path.write_bytes(damaged)
     assert not mover.fetch(load_into(3))
@@ -141,7 +149,7 @@ def test_a_load_that_was_refused_in_passing_is_offered_again_later(pool: DeviceP
     files, clock = NoDescriptors(), HandClock()
     store = store_of(pool, tmp_path, files)
     data = save(pool, store, FULL, 0)
-    mover = TierMover(pool, HostPool({}, {}), store, clock=clock)
+    mover = mover_of(pool, store, clock=clock)
     files.is_refusing = True
     assert not mover.fetch(load_into(3))
     files.is_refusing = False
@@ -167,7 +175,7 @@ def test_what_demotions_take_is_measured_and_copies_count_for_nothing(pool: Devi
 
     size, rates = pool.block_bytes(FULL), Notes()
     moves = [Demote(FULL, BlockId(1), BlockId(0)), Copy(FULL, BlockId(0), BlockId(1), 2)]
-    TierMover(pool, HostPool({FULL: 1}, {FULL: size}), None, rates).execute(moves)
+    Transport(pool, HostPool({FULL: 1}, {FULL: size}), rates).execute(moves)
     assert rates.seen == [(Tier.HOST, Direction.STORE, size)]
 
 

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from kvchat.engine.api.config import EngineConfig
-from kvchat.engine.api.ids import BlockKey, GroupId, root_key
+from kvchat.engine.api.ids import BlockKey, root_key
 from kvchat.engine.memory.disk.cache_admin import CacheAdmin
-from kvchat.engine.memory.disk.offline_block_store import OfflineBlockStore
-from kvchat.engine.memory.disk.store import DiskStore
+from kvchat.engine.memory.disk.store import BlockHeader, DiskStore
 from kvchat.engine.quality.convert import Conversion, Converter, load_exact
 from kvchat.errors import CacheError, StorageError
 from kvchat.session.kv.block_references import blocks_on
@@ -25,14 +24,14 @@ LENGTH = 200
 NAMESPACE = "int4<-exact"
 
 
-class CountingStore(OfflineBlockStore):
+class CountingStore(DiskStore):
     """Counts what is read."""
 
     num_calls = 0
 
-    def read(self, group: GroupId, parent: BlockKey, token_ids: bytes) -> bytes | None:
+    def read_if_sound(self, header: BlockHeader) -> bytes | None:
         self.num_calls += 1
-        return super().read(group, parent, token_ids)
+        return super().read_if_sound(header)
 
 
 @dataclass(frozen=True)
@@ -51,13 +50,13 @@ class Stored:
         )
 
     def source(self) -> CountingStore:
-        return CountingStore(self._disk_store(self.converter.exact))
+        return self._store_of(self.converter.exact)
 
-    def target(self, limit_bytes: int | None = None) -> OfflineBlockStore:
-        return OfflineBlockStore(self._disk_store(self.converter.target, limit_bytes))
+    def target(self, limit_bytes: int | None = None) -> CountingStore:
+        return self._store_of(self.converter.target, limit_bytes)
 
-    def _disk_store(self, side: Any, limit_bytes: int | None = None) -> DiskStore:
-        return DiskStore(
+    def _store_of(self, side: Any, limit_bytes: int | None = None) -> CountingStore:
+        return CountingStore(
             self.cache_dir,
             fingerprint=side.fingerprint,
             layouts=side.pool.layouts(),
@@ -195,6 +194,6 @@ def test_a_conversation_is_converted_up_to_where_its_windows_are_whole(store: St
         assert len(tail.token_ids) < 16
         whole = Conversion(stored.converter, source, target, stored.roots, [stored.path]).planned
         assert whole.num_tokens == len(stored.path)
-        source.set_aside(window, tail.key)
+        source.set_aside(tail.key, window)
         less = Conversion(stored.converter, source, target, stored.roots, [stored.path]).planned
     assert less.num_tokens == len(stored.path) - len(tail.token_ids)

@@ -10,13 +10,12 @@ import pytest
 import torch
 
 from kvchat.engine.api.config import EngineConfig
-from kvchat.engine.api.ids import GroupId, root_key, u32le
+from kvchat.engine.api.ids import GroupId, root_key
 from kvchat.engine.engine import Engine
 from kvchat.engine.formats.fp8_latent.spec import Fp8LatentSpec
 from kvchat.engine.kernels.fp8_record import Fp8Record
 from kvchat.engine.kernels.latent_record.reference import pack
-from kvchat.engine.memory.disk.block_file import Region
-from kvchat.engine.memory.disk.offline_block_store import NewBlock, OfflineBlockStore
+from kvchat.engine.memory.disk.block_file import BlockHeader, Region
 from kvchat.engine.memory.disk.store import DiskStore
 from kvchat.engine.quality.verify import Recompute, Verifier, deviation, tolerance
 from kvchat.engine.startup.assembly import build_parts
@@ -130,7 +129,7 @@ def test_nothing_is_verified_over_a_view(view: str, tiny: TinyModels, tmp_path: 
     parts = build_parts("tiny", tiny("llama"), EngineConfig(device="cpu", block_size=16, cache_format=view))
     with (
         closing(Engine(parts)),
-        closing(OfflineBlockStore(store_of(parts, tmp_path))) as block_store,
+        closing(store_of(parts, tmp_path)) as block_store,
         pytest.raises(ConfigError, match="--cache-format exact"),
     ):
         Verifier(Recompute(parts, chunk_len=64), block_store)
@@ -146,9 +145,8 @@ def test_a_state_is_held_to_what_its_tokens_lead_to(tmp_path: Path) -> None:
     engine.close()
     parts = build_parts("tiny", model_dir, replace(config, cache_dir=None))
     root = root_key(bytes.fromhex(parts.info.fingerprint))
-    store = store_of(parts, tmp_path / "cache")
     (state,) = (group.id for group in parts.manager.groups if group.is_state)
-    with closing(Engine(parts)), closing(OfflineBlockStore(store)) as block_store:
+    with closing(Engine(parts)), closing(store_of(parts, tmp_path / "cache")) as block_store:
         targets = list(blocks_on(block_store, path, root, root))
         ends = [16 * one.number + len(one.token_ids) for one in targets if state in one.groups]
         assert ends[-1] == len(path) - 1, "behind all that was read"
@@ -161,11 +159,12 @@ def test_a_state_is_held_to_what_its_tokens_lead_to(tmp_path: Path) -> None:
         )
 
         last = next(one for one in targets if 16 * one.number + len(one.token_ids) == ends[-1])
-        payload = block_store.read(state, last.parent, u32le(last.token_ids))
+        header = BlockHeader.of(state, last.parent, last.token_ids)
+        payload = block_store.read_if_sound(header)
         assert payload is not None
         numbers = torch.frombuffer(bytearray(payload), dtype=torch.float32)
-        store.remove(last.key, state)
-        block_store.write([NewBlock(state, last.parent, last.token_ids, (-numbers).numpy().tobytes())])
+        block_store.remove(last.key, state)
+        block_store.write([(header, (-numbers).numpy().tobytes())])
         forged = Verifier(Recompute(parts, chunk_len=32), block_store)
         forged.check_block(path, targets, last)
         assert forged.findings.different == [last.key]

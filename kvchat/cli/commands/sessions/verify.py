@@ -32,8 +32,8 @@ from kvchat.cli.parser.typer_parameters import Option, option_class
 from kvchat.engine.api.cache_format import parse_cache_format
 from kvchat.engine.api.ids import block_key, root_key
 from kvchat.engine.api.inspection import PathBlock
-from kvchat.engine.memory.disk.offline_block_store import OfflineBlockStore
 from kvchat.engine.memory.disk.pinned_blocks import used_views
+from kvchat.engine.memory.disk.store import BlockHeader, DiskStore
 from kvchat.errors import CacheError, StorageError, UsageError
 from kvchat.session.kv.block_references import References, blocks_on, leaf_paths
 from kvchat.session.kv.provenance import origin_of
@@ -142,7 +142,7 @@ def verify_cache(options: VerifyOptions) -> int | None:
 
 def _scope(
     settings: Settings,
-    block_store: OfflineBlockStore,
+    block_store: DiskStore,
     sessions: Sequence[tuple[Session, Sequence[Turn]]],
     paths: Sequence[_Path],
 ) -> _Scope:
@@ -159,29 +159,28 @@ def _scope(
     return _Scope(len(looked_at), len(unseen))
 
 
-def _still_stored(path: _Path, block_store: OfflineBlockStore) -> _Path:
+def _still_stored(path: _Path, block_store: DiskStore) -> _Path:
     """Return a path with what is still stored of it."""
     blocks = (replace(block, groups=tuple(block_store.groups_of(block.key))) for block in path.blocks)
     return _Path(path.token_ids, tuple(block for block in blocks if block.groups))
 
 
-def _read_all(block_store: OfflineBlockStore, paths: Sequence[_Path], status: Status) -> int:
+def _read_all(block_store: DiskStore, paths: Sequence[_Path], status: Status) -> int:
     """Read every block once, which sets damaged ones aside; return how many were."""
     num_damaged = 0
     blocks = {block.key: block for path in paths for block in path.blocks}
     for number, block in enumerate(blocks.values()):
         status.show(f"reading · {number} of {len(blocks)} blocks …")
         num_damaged += any(
-            not block_store.is_sound(group, block.parent, block.token_ids) for group in block.groups
+            block_store.read_if_sound(BlockHeader.of(group, block.parent, block.token_ids)) is None
+            for group in block.groups
         )
     status.clear()
     return num_damaged
 
 
 @contextmanager
-def _verifier(
-    settings: Settings, model: str, status: Status
-) -> "Iterator[tuple[Verifier, OfflineBlockStore]]":
+def _verifier(settings: Settings, model: str, status: Status) -> "Iterator[tuple[Verifier, DiskStore]]":
     """Load a model without tiers of its own, and open what is stored for it.
 
     A view shares the names of the exact format, and what is computed over it never has them.
@@ -204,7 +203,7 @@ def _verifier(
         yield Verifier(Recompute(parts, config.max_batch_tokens), block_store), block_store
 
 
-def _session_paths(block_store: OfflineBlockStore, turns: Sequence[Turn], namespace: str) -> list[_Path]:
+def _session_paths(block_store: DiskStore, turns: Sequence[Turn], namespace: str) -> list[_Path]:
     root, native = root_key(block_store.fingerprint, namespace), root_key(block_store.fingerprint)
     return [_Path(path, tuple(blocks_on(block_store, path, root, native))) for path in leaf_paths(turns)]
 
@@ -229,7 +228,7 @@ def _sample(paths: Sequence[_Path], num_blocks: int) -> list[tuple[_Path, PathBl
     return sorted(chosen, key=lambda one: one[1].number)
 
 
-def _require_native(block_store: OfflineBlockStore, paths: Sequence[_Path]) -> None:
+def _require_native(block_store: DiskStore, paths: Sequence[_Path]) -> None:
     """Make sure that all of what was computed is still there before it takes the place of a bundle's."""
     for path in paths:
         for block in path.blocks:

@@ -19,9 +19,9 @@ from kvchat.cli.commands.transfer.bundle_compatibility import Agreement, agree
 from kvchat.cli.output.streams import Output, Status, written_as_json
 from kvchat.cli.parser.options import CacheFormat, Dtype, ListOptions, NoKv
 from kvchat.cli.parser.typer_parameters import Argument, Option, option_class
-from kvchat.engine.api.ids import BlockKey, GroupId, block_key
+from kvchat.engine.api.ids import BlockKey, GroupId
 from kvchat.engine.memory.disk.io import SYSTEM, SystemFiles
-from kvchat.engine.memory.disk.offline_block_store import NewBlock, OfflineBlockStore
+from kvchat.engine.memory.disk.store import BlockHeader, DiskStore
 from kvchat.engine.models.known_fingerprints import layouts_of, remember
 from kvchat.errors import BundleError, SessionNotFound, StorageError
 from kvchat.platform.private_files import system_errors_as
@@ -214,7 +214,7 @@ class Importer:
         tried: list[tuple[GroupId, BlockKey, int]] = []
         reason = ""
         with ExitStack() as opened:
-            block_store: OfflineBlockStore | None = None
+            block_store: DiskStore | None = None
             try:
                 opening = open_block_store(
                     self._settings,
@@ -230,19 +230,17 @@ class Importer:
                 self._status.show(f"importing · {number} of {bundle.num_blocks} blocks …")
                 if reason or block_store is None:
                     continue  # it is read to its end all the same, which tells whether it is what it was
-                group, parent = GroupId(block.group), names[block.parent]
-                tried.append((group, block_key(parent, block.token_ids), len(block.payload)))
+                header = BlockHeader.of(GroupId(block.group), names[block.parent], block.token_ids)
+                tried.append((header.group, header.key, len(block.payload)))
                 try:
-                    block_store.write([NewBlock(group, parent, tuple(block.token_ids), bytes(block.payload))])
+                    block_store.write([(header, bytes(block.payload))])
                 except StorageError as error:
                     reason = str(error)
             # What is written last may push out what was written first, and what was refused may be there.
-            sizes = [
-                size for group, key, size in tried if block_store and group in block_store.groups_of(key)
-            ]
+            sizes = [size for group, key, size in tried if block_store and block_store.has(key, group)]
             if block_store is not None and not sizes:
                 with suppress(StorageError):  # nobody will refer to what appears once there is room
-                    block_store.remove(key for _, key, _ in tried)
+                    block_store.remove_keys(key for _, key, _ in tried)
         if len(sizes) < bundle.num_blocks and not reason:
             reason = self._no_room(len(sizes), bundle.num_blocks)
         return sizes, reason

@@ -65,9 +65,7 @@ class BlockDirectory:
         self.index = BlockIndex(cache_dir / "index.db", files, self.has_file, encryption)
         self._survey = IndexRebuild(self.blocks_dir, files, encryption, self.index, self.quarantine, clock)
         self._writers = Writers(cache_dir / "writers")
-        self._in_progress = WriteIntents(
-            self.blocks_dir, self._writers, files, self.index, lambda name: self.path(*name), self.has_file
-        )
+        self._in_progress = WriteIntents(self.blocks_dir, self._writers, files, self.index, self.has_file)
         self._room = DiskEviction(
             cache_dir, files, self.index, self.quarantine, self._in_progress, self.remove
         )
@@ -150,7 +148,7 @@ class BlockDirectory:
     def welcomes(self, identity: FileIdentity, limit_bytes: int) -> bool:
         """Return whether room is to be made for a block that has not been used since it was computed."""
         header, num_bytes = identity.header, file_bytes(identity) + self.encryption.file_overhead
-        name = identity.fingerprint, self.encryption.name(header.key), header.group
+        name = identity.form.fingerprint, self.encryption.name(header.key), header.group
         parent, room_bytes = self.encryption.name(header.parent), self.quarantine.beside(limit_bytes)
         with self._lock:
             return self.order.welcomes(name, parent, num_bytes, room_bytes)
@@ -168,11 +166,12 @@ class BlockDirectory:
     def _planned(self, identity: FileIdentity, num_bytes: int) -> FoundBlock:
         """Return what is to be on disk. `num_bytes`: of its file in the clear."""
         return FoundBlock(
-            fingerprint=identity.fingerprint,
+            fingerprint=identity.form.fingerprint,
             header=identity.header,
-            block_size=identity.block_size,
+            block_size=identity.form.block_size,
             num_bytes=num_bytes + self.encryption.file_overhead,
-            modified_s=self._now_s(),
+            # Never before the last use of any block: a clock may be set back.
+            modified_s=self.index.moment(self._clock()),
         )
 
     def remove(self, names: Sequence[BlockName]) -> None:
@@ -318,7 +317,3 @@ class BlockDirectory:
 
     def _today(self) -> int:
         return date.fromtimestamp(self._clock()).toordinal()
-
-    def _now_s(self) -> float:
-        """Return the time, never before the last use of any block: a clock may be set back."""
-        return self.index.moment(self._clock())

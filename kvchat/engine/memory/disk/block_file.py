@@ -21,13 +21,14 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from math import prod
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
 from kvchat.engine.api.ids import KEY_BYTES, BlockKey, GroupId, block_key, from_u32le, u32le
+from kvchat.engine.formats.spec import ITEM_BYTES
 from kvchat.engine.kernels.read_block.native import (
     BytesDiffer,
     FileHead,
@@ -37,6 +38,7 @@ from kvchat.engine.kernels.read_block.native import (
 )
 from kvchat.engine.memory.disk.block_encryption import BlockEncryption, DiskKey
 from kvchat.engine.memory.disk.io import (
+    SYSTEM,
     Buffer,
     SystemFiles,
     at_once,
@@ -51,7 +53,6 @@ if TYPE_CHECKING:
     from xxhash import xxh3_128
 
 FORMAT = "kvchat.block.v1"
-MAX_RENDERED = 64
 SUFFIX = ".safetensors"
 TEMPORARY_SUFFIX = ".tmp"
 
@@ -66,17 +67,13 @@ _OTHER_BLOCK = (
 )
 _DAMAGE = frozenset({0, errno.EIO, errno.ELOOP, errno.ENXIO, errno.EISDIR})
 """It ended early, the medium does not give it, or something else stands in its place."""
-_DTYPE_BYTES = {
-    "F64": 8, "I64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
-    "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1, "BOOL": 1,
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Region:
     """One tensor inside a block's run of bytes, such as `layers.3.k` `[H_kv, P, D]`.
 
-    `dtype` is the name that safetensors uses: F32, BF16, F16, U8.
+    `dtype` is the name that safetensors uses, one of `ITEM_BYTES`.
     """
 
     name: str
@@ -85,11 +82,10 @@ class Region:
 
     @property
     def nbytes(self) -> int:
-        return prod(self.shape) * _DTYPE_BYTES[self.dtype]
+        return prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
 Layout = tuple[Region, ...]
-_rendered: dict[int, tuple[Layout, str]] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,19 +100,44 @@ class BlockHeader:
     group: GroupId
     token_ids: tuple[int, ...]
 
+    @classmethod
+    def of(cls, group: GroupId, parent: BlockKey, token_ids: Sequence[int]) -> "BlockHeader":
+        """Return what one group has of the block that these ids make behind another."""
+        ids = tuple(token_ids)
+        return cls(key=block_key(parent, ids), parent=parent, group=group, token_ids=ids)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockForm:
+    """What all blocks of one group of a model have in common."""
+
+    fingerprint: bytes
+    block_size: int
+    layout: Layout
+
+    @cached_property
+    def payload_bytes(self) -> int:
+        return sum(region.nbytes for region in self.layout)
+
+    @cached_property
+    def entries(self) -> str:
+        """The regions as a file's header has them. Rendering them takes longer than the rest of a header."""
+        rendered = ""
+        start = 0
+        for region in self.layout:
+            end = start + region.nbytes
+            entry = {"dtype": region.dtype, "shape": region.shape, "data_offsets": [start, end]}
+            rendered += f",{json.dumps(region.name)}:{json.dumps(entry, separators=(',', ':'))}"
+            start = end
+        return rendered
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileIdentity:
     """Everything a block's file must agree with, besides its payload."""
 
-    fingerprint: bytes
-    block_size: int
-    layout: Layout
+    form: BlockForm
     header: BlockHeader
-
-    @property
-    def payload_bytes(self) -> int:
-        return sum(region.nbytes for region in self.layout)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +169,7 @@ def temporary_path(path: Path, writer: str) -> Path:
 
 def file_bytes(identity: FileIdentity) -> int:
     """Return how long a block's file in the clear is. Looks at no byte of its payload."""
-    return len(_render_blank(identity)) + identity.payload_bytes
+    return len(_render_blank(identity)) + identity.form.payload_bytes
 
 
 def render_head(identity: FileIdentity, payload: memoryview) -> bytes:
@@ -306,7 +327,7 @@ def parse_header(path: Path, encryption: BlockEncryption) -> FoundBlock:
         StorageError: it cannot be opened or read now.
     """
     try:
-        with open(path, "rb", opener=_open_nofollow) as file:
+        with open(path, "rb", opener=lambda *_: SYSTEM.open(path)) as file:
             status = os.fstat(file.fileno())
             head, num_payload_bytes = encryption.read_head(path, file, status.st_size)
         entries = json.loads(head[_LENGTH.size :])
@@ -327,38 +348,15 @@ def parse_header(path: Path, encryption: BlockEncryption) -> FoundBlock:
 
 def _render_blank(identity: FileIdentity) -> bytes:
     """Return the file's bytes before the payload, with a blank checksum."""
-    header = identity.header
+    form, header = identity.form, identity.header
     # Digits all of it, so nothing needs escaping; it is rendered for every block that is read.
     text = (
-        f'{_OPENING}{_NO_CHECKSUM}","fingerprint":"{identity.fingerprint.hex()}","key":"{header.key.hex()}",'
-        f'"parent":"{header.parent.hex()}","group":"{header.group}","block_size":"{identity.block_size}",'
-        f'"token_ids":"{u32le(header.token_ids).hex()}"}}{_render_regions(identity.layout)}}}'
+        f'{_OPENING}{_NO_CHECKSUM}","fingerprint":"{form.fingerprint.hex()}","key":"{header.key.hex()}",'
+        f'"parent":"{header.parent.hex()}","group":"{header.group}","block_size":"{form.block_size}",'
+        f'"token_ids":"{u32le(header.token_ids).hex()}"}}{form.entries}}}'
     )
     text += " " * (-len(text) % 8)
     return _LENGTH.pack(len(text)) + text.encode()
-
-
-def _render_regions(layout: Layout) -> str:
-    """Return the layout's entries, rendered once for each layout object: hashing one takes longer than the
-    rest of a header.
-    """
-    known = _rendered.get(id(layout))
-    if known is None or known[0] is not layout:
-        if len(_rendered) >= MAX_RENDERED:
-            _rendered.clear()
-        known = _rendered[id(layout)] = (layout, _render_anew(layout))
-    return known[1]
-
-
-def _render_anew(layout: Layout) -> str:
-    rendered = ""
-    start = 0
-    for region in layout:
-        end = start + region.nbytes
-        entry = {"dtype": region.dtype, "shape": region.shape, "data_offsets": [start, end]}
-        rendered += f",{json.dumps(region.name)}:{json.dumps(entry, separators=(',', ':'))}"
-        start = end
-    return rendered
 
 
 def _checksum(data: bytes) -> "xxh3_128":
@@ -370,10 +368,6 @@ def _checksum(data: bytes) -> "xxh3_128":
 
 def _signed(blank: bytes, checksum: str) -> bytes:
     return blank[:_CHECKSUM_START] + checksum.encode() + blank[_CHECKSUM_END:]
-
-
-def _open_nofollow(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def _found(entries: dict[str, dict[str, str]], status: os.stat_result) -> FoundBlock:

@@ -8,7 +8,6 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Final
 
-from kvchat.engine.api.ids import BlockKey, GroupId
 from kvchat.engine.cache.eviction import SMALL_SHARE, Eviction, Ghosts
 from kvchat.engine.memory.disk.block_encryption import DiskKey
 from kvchat.engine.memory.disk.block_file import FoundBlock
@@ -60,19 +59,19 @@ class DiskEvictionOrder:
     def refuse(self, names: Iterable[BlockName]) -> None:
         """Note that there was no room for blocks: what comes behind them would be of no use."""
         for name in names:
-            self._refused.add(_name(*name[:2]))
-            self._refused.add(_name(*name))
+            self._refused.add(name[:2])
+            self._refused.add(name)
 
     def _is_behind_refused(self, name: BlockName, parent: DiskKey) -> bool:
         """Whether there was no room for a block's parent, or for the block itself in another group."""
-        if _name(name[0], parent) in self._refused:
+        if (name[0], parent) in self._refused:
             return True
-        return _name(*name[:2]) in self._refused and _name(*name) not in self._refused
+        return name[:2] in self._refused and name not in self._refused
 
     def _has_room(self, name: BlockName, num_bytes: int, limit_bytes: int) -> bool:
         """Whether nothing has to go for a block, or what was used again."""
         usage = self._index.usage()
-        has_room = usage.num_bytes + num_bytes <= limit_bytes or _name(*name) in self._ghosts
+        has_room = usage.num_bytes + num_bytes <= limit_bytes or name in self._ghosts
         if has_room or self.eviction is Eviction.LRU:
             return True
         return self._is_small(1, usage.num_blocks + 1) or self._num_unproven() == 0
@@ -89,24 +88,20 @@ class DiskEvictionOrder:
         """Return how many blocks were never used again and are not kept."""
         return self._index.num_unproven() - self._index.num_unproven_of(self._kept())
 
-    def note_gone(self, leaves: Iterable[IndexedBlock]) -> None:
-        """Remember what has to go though it was never used again."""
-        self.restore(name for leaf in leaves if not leaf.is_proven for name in leaf.names)
-
     def take_ghost(self, name: BlockName) -> bool:
         """Forget that a block had to go not long ago, as it is written now; return whether it had."""
-        return self._ghosts.take(_name(*name))
+        return self._ghosts.take(name)
 
     def restore(self, names: Iterable[BlockName]) -> None:
-        """Remember again what had to go, and is not written after all."""
+        """Remember what has to go though it was never used again, or had to and is not written after all."""
         for name in names:
-            self._ghosts.add(_name(*name))
+            self._ghosts.add(name)
 
     def accept(self, names: Iterable[BlockName]) -> None:
         """Note that blocks are there now."""
         for name in names:
-            self._refused.take(_name(*name[:2]))
-            self._refused.take(_name(*name))
+            self._refused.take(name[:2])
+            self._refused.take(name)
 
     def _kept(self) -> Kept:
         """Return what never makes room."""
@@ -122,10 +117,6 @@ class DiskEvictionOrder:
             if len(free) >= limit or len(found) < num_seen:
                 return free[:limit]
             num_seen *= 4
-
-
-def _name(fingerprint: bytes, name: DiskKey, group: GroupId | None = None) -> BlockKey:
-    return BlockKey(fingerprint + name + (b"" if group is None else group.to_bytes(4)))
 
 
 _KIB, _MIB = 2**10, 2**20
@@ -238,7 +229,7 @@ class DiskEviction:
             leaves = self.order.due(num_due)
             if not leaves:
                 return False
-            self.order.note_gone(leaves)
+            self.order.restore(name for leaf in leaves if not leaf.is_proven for name in leaf.names)
             self._remove([name for leaf in leaves for name in leaf.names])
         return True
 

@@ -118,16 +118,9 @@ class BlockIndex:
 
     def contained(self, fingerprint: bytes, keys: Sequence[BlockKey], group: GroupId) -> set[BlockKey]:
         """Return those of `keys` that have a settled row; a few queries however long the chain."""
-        found: set[BlockKey] = set()
-        for start in range(0, len(keys), _KEYS_PER_QUERY):
-            part = {self._encryption.name(key): key for key in keys[start : start + _KEYS_PER_QUERY]}
-            marks = ",".join("?" * len(part))
-            query = (
-                "SELECT key FROM blocks WHERE fingerprint=? AND grp=? AND writer IS NULL"
-                f" AND key IN ({marks})"
-            )
-            found.update(part[name] for (name,) in self._file.read(query, fingerprint, group, *part))
-        return found
+        by_name = {self._encryption.name(key): key for key in keys}
+        query = "SELECT key FROM blocks WHERE fingerprint=? AND grp=? AND writer IS NULL AND key IN"
+        return {by_name[name] for (name,) in self._among(list(by_name), query, fingerprint, group)}
 
     def children(self, fingerprint: bytes, parent: BlockKey) -> list[IndexedBlock]:
         """Return the blocks and tails directly behind a parent."""
@@ -240,14 +233,18 @@ class BlockIndex:
         for fingerprint, name in names:
             by_fingerprint.setdefault(fingerprint, []).append(name)
         query = f"SELECT {value} FROM blocks WHERE {where} AND fingerprint=? AND key IN"
-        total = 0
-        for fingerprint, keys in by_fingerprint.items():
-            for start in range(0, len(keys), _KEYS_PER_QUERY):
-                part = keys[start : start + _KEYS_PER_QUERY]
-                marks = ",".join("?" * len(part))
-                rows = self._file.read(f"{query} ({marks})", fingerprint, *part)
-                total += sum(number for (number,) in rows)
-        return total
+        return sum(
+            number
+            for fingerprint, keys in by_fingerprint.items()
+            for (number,) in self._among(keys, query, fingerprint)
+        )
+
+    def _among(self, names: Sequence[DiskKey], query: str, *values: object) -> Iterator[Any]:
+        """Yield the rows of a query that ends with "key IN", for some names; a few queries for any number."""
+        for start in range(0, len(names), _KEYS_PER_QUERY):
+            part = names[start : start + _KEYS_PER_QUERY]
+            marks = ",".join("?" * len(part))
+            yield from self._file.read(f"{query} ({marks})", *values, *part)
 
     def usages(self) -> dict[bytes, DiskUsage]:
         rows = self._file.read(

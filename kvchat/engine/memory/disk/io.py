@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from fcntl import F_GETFL, F_SETFL, fcntl
-from itertools import chain, islice, repeat
+from itertools import chain, repeat
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,8 +30,6 @@ O_DIRECT = getattr(os, "O_DIRECT", 0)
 MAX_WAITING = 16
 """Threads that wait for the medium at one time."""
 _PIECE_BYTES = 1 << 16
-MAX_PARTS = 1024
-"""As many buffers does Linux fill in one call."""
 
 
 Identity = tuple[int, int]
@@ -171,7 +169,7 @@ def at_once(wait: Callable[[Item], None], items: Sequence[Item]) -> None:
 
 
 def write_all(files: SystemFiles, descriptor: int, parts: Iterable[Buffer]) -> None:
-    """Write `parts`, one after another, in one call where the system takes them all.
+    """Write a few `parts`, one after another, in one call where the system takes them all.
 
     To write a file's head alone first takes Linux up to ten times as long: it keeps the rest in small pages.
 
@@ -179,7 +177,7 @@ def write_all(files: SystemFiles, descriptor: int, parts: Iterable[Buffer]) -> N
     """
     due = deque(view for part in parts if len(view := memoryview(part).cast("B")))
     while due:
-        _drop(due, files.write(descriptor, [*islice(due, MAX_PARTS)]))
+        _drop(due, files.write(descriptor, list(due)))
 
 
 def read_whole(files: SystemFiles, path: Path) -> bytes:
@@ -199,7 +197,7 @@ def read_whole(files: SystemFiles, path: Path) -> bytes:
 
 
 def read_all(files: SystemFiles, descriptor: int, parts: Iterable[memoryview]) -> None:
-    """Fill `parts`, one after another, from the file's start.
+    """Fill a few `parts`, one after another, from the file's start.
 
     The first steps are short. To Linux they look like the beginning of a long read, so that it keeps the rest
     of the file in large pages: a single read of the whole file takes twice as long, also when it is repeated.
@@ -207,36 +205,25 @@ def read_all(files: SystemFiles, descriptor: int, parts: Iterable[memoryview]) -
     Raises: OSError: reading fails, or the file ends before that.
     """
     due = deque(filter(len, parts))
+    steps = chain(FIRST_STEPS, repeat(STEP))
     offset = 0
-    for size in chain(FIRST_STEPS, repeat(STEP)):
-        if not due:
-            return
-        step = _cut(due, size)
-        _fill(files, descriptor, step, offset)
-        offset += sum(map(len, step))
-
-
-def _cut(due: deque[memoryview], size: int) -> list[memoryview]:
-    """Take the first `size` bytes, or what there is, in at most as many pieces as one call fills."""
-    taken: list[memoryview] = []
-    while due and size and len(taken) < MAX_PARTS:
-        part = due.popleft()
-        if len(part) > size:
-            due.appendleft(part[size:])
-            part = part[:size]
-        taken.append(part)
-        size -= len(part)
-    return taken
-
-
-def _fill(files: SystemFiles, descriptor: int, parts: list[memoryview], offset: int) -> None:
-    due = deque(parts)
     while due:
-        num_read = files.read(descriptor, list(due), offset)
+        num_read = files.read(descriptor, _first(due, next(steps)), offset)
         if num_read == 0:
             raise OSError(0, "it ended early")
         offset += num_read
         _drop(due, num_read)
+
+
+def _first(parts: Iterable[memoryview], num_bytes: int) -> list[memoryview]:
+    """Return views of the first bytes, or of what there is."""
+    first: list[memoryview] = []
+    for part in parts:
+        if num_bytes <= 0:
+            break
+        first.append(part[:num_bytes])
+        num_bytes -= len(part)
+    return first
 
 
 def _drop(due: deque[memoryview], num_bytes: int) -> None:

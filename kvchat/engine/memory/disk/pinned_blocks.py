@@ -10,7 +10,7 @@ keeps nothing; while one cannot be read, nobody knows what is kept, and nothing 
 
 import os
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from hashlib import blake2b
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from kvchat.engine.memory.disk.block_encryption import DiskKey
 from kvchat.engine.memory.disk.io import SYSTEM, SystemFiles, read_whole
 from kvchat.errors import ConfigError, StorageError
 from kvchat.platform import private_files
-from kvchat.platform.private_files import make_private
+from kvchat.platform.private_files import make_private, system_errors_as
 
 _DIRECTORY = "views"
 
@@ -32,11 +32,9 @@ def note_view(cache_dir: Path, view: View) -> None:
         StorageError: it cannot be written.
     """
     directory = cache_dir / _DIRECTORY
-    try:
+    with system_errors_as(StorageError, f"cannot write {directory}"):
         make_private(directory)
         (directory / str(view)).touch(mode=0o600)
-    except OSError as error:
-        raise StorageError(f"cannot write {directory}: {error.strerror}") from error
 
 
 def used_views(cache_dir: Path) -> tuple[View, ...]:
@@ -47,12 +45,12 @@ def used_views(cache_dir: Path) -> tuple[View, ...]:
     """
     found: list[View] = []
     directory = cache_dir / _DIRECTORY
-    try:
+    names: list[str] = []
+    with (
+        system_errors_as(StorageError, f"cannot read {directory}", "; check its permissions"),
+        suppress(FileNotFoundError, NotADirectoryError),
+    ):
         names = sorted(os.listdir(directory))
-    except (FileNotFoundError, NotADirectoryError):
-        return ()
-    except OSError as error:
-        raise StorageError(f"cannot read {directory}: {error.strerror}; check its permissions") from error
     for name in names:
         if is_view(name):
             with suppress(ConfigError):
@@ -113,10 +111,8 @@ class PinnedBlocks:
         data = fingerprint + b"".join(blocks)
         file = self._directory / (name + _SUFFIX)
         self.remove_unfinished()
-        try:
+        with system_errors_as(StorageError, f"cannot write {file}"):
             private_files.write_private(file, data + _digest(data), self._files)
-        except OSError as error:
-            raise StorageError(f"cannot write {file}: {error.strerror or error}") from error
 
     def let_go(self, name: str) -> None:
         """Let blocks make room again; nothing happens if none are kept under this name.
@@ -124,10 +120,8 @@ class PinnedBlocks:
         Raises: StorageError: the file cannot be removed.
         """
         file = self._directory / (name + _SUFFIX)
-        try:
+        with system_errors_as(StorageError, f"cannot remove {file}"):
             private_files.remove_private(file, self._files)
-        except OSError as error:
-            raise StorageError(f"cannot remove {file}: {error.strerror or error}") from error
 
     def remove_unfinished(self) -> None:
         """Remove what a killed process has left half written."""
@@ -135,25 +129,18 @@ class PinnedBlocks:
 
     def _state(self) -> tuple[tuple[str, int, int], ...]:
         found: list[tuple[str, int, int]] = []
-        try:
+        with _read_errors(self._directory), suppress(FileNotFoundError):
             for entry in self._files.entries(self._directory):
                 if entry.name.endswith(_SUFFIX):
                     with suppress(FileNotFoundError):  # let go of just now
                         state = entry.stat()
                         found.append((entry.name, state.st_mtime_ns, state.st_ino))
-        except FileNotFoundError:
-            return ()
-        except OSError as error:
-            raise _unread(self._directory, error) from error
         return tuple(sorted(found))
 
     def _read(self, name: str) -> list[tuple[bytes, DiskKey]]:
-        try:
+        data = b""
+        with _read_errors(self._directory / name), suppress(FileNotFoundError):
             data = read_whole(self._files, self._directory / name)
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise _unread(self._directory / name, error) from error
         data, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
         if len(data) % KEY_BYTES or digest != _digest(data):
             return []
@@ -162,11 +149,10 @@ class PinnedBlocks:
         return [(fingerprint, DiskKey(data[start : start + KEY_BYTES])) for start in starts]
 
 
-def _unread(path: Path, error: OSError) -> StorageError:
-    return StorageError(
-        f"{path} says which blocks stay on disk, and cannot be read: {error.strerror or error}; check its"
-        " permissions, or remove it to keep those blocks no longer"
-    )
+def _read_errors(path: Path) -> AbstractContextManager[None]:
+    problem = f"{path} says which blocks stay on disk, and cannot be read"
+    advice = "; check its permissions, or remove it to keep those blocks no longer"
+    return system_errors_as(StorageError, problem, advice)
 
 
 def _digest(data: bytes) -> bytes:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
+from typing import TypeVar
 
 from kvchat.engine.api.ids import KEY_BYTES, BlockKey, GroupId, block_key
 from kvchat.engine.cache.eviction import Eviction
@@ -14,6 +15,7 @@ from kvchat.engine.kernels.read_block.native import ReadTargets
 from kvchat.engine.memory.disk.block_directory import BlockDirectory
 from kvchat.engine.memory.disk.block_encryption import PLAIN, encryption_of
 from kvchat.engine.memory.disk.block_file import (
+    BlockForm,
     BlockHeader,
     FileIdentity,
     Layout,
@@ -27,6 +29,8 @@ from kvchat.engine.memory.disk.index import BlockName, DiskUsage, IndexedBlock, 
 from kvchat.engine.memory.disk.io import SYSTEM, Buffer, SystemFiles, storage_errors
 from kvchat.errors import BlockDamaged, BlockMissing, StorageError
 from kvchat.platform.encryptor import Encryptor
+
+Answer = TypeVar("Answer")
 
 __all__ = ["BlockHeader", "DiskStore", "DiskUsage", "Region", "WrittenBytes"]
 
@@ -77,8 +81,9 @@ class DiskStore:
         """Why the last block was left out though others might have gone, with what to do; else None."""
         self.fingerprint = fingerprint
         self.layouts = dict(layouts)
-        self._payload_bytes = {
-            group: sum(region.nbytes for region in layout) for group, layout in self.layouts.items()
+        self._forms = {
+            group: BlockForm(fingerprint=fingerprint, block_size=block_size, layout=layout)
+            for group, layout in layouts.items()
         }
         self.block_size = block_size
         self._clock = clock
@@ -104,14 +109,22 @@ class DiskStore:
 
     def has_all(self, keys: Sequence[BlockKey], group: GroupId) -> list[bool]:
         """For each key, whether its block is there. Pure; one query for a whole chain."""
-        indexed = self._index.contained(self.fingerprint, keys, group)
-        if self._healed():
-            indexed = self._index.contained(self.fingerprint, keys, group)
+        indexed = self._asked(lambda: self._index.contained(self.fingerprint, keys, group))
         return [key in indexed and self._directory.sees(self._name(key, group)) for key in keys]
+
+    def groups_of(self, key: BlockKey) -> list[GroupId]:
+        """Return the groups that have a block. Pure."""
+        return [group for group in self.layouts if self.has(key, group)]
 
     def children(self, parent: BlockKey) -> tuple[TierNode, ...]:
         """Return the blocks and tails directly behind a parent, their keys recomputed. Pure."""
         return self._behind(parent, lambda: self._index.children(self.fingerprint, parent))
+
+    def tails_behind(self, parent: BlockKey) -> Iterator[tuple[BlockKey, tuple[int, ...]]]:
+        """Yield key and ids of the tails among the `children`."""
+        for block in self.children(parent):
+            if len(block.token_ids) < self.block_size:
+                yield block.key, block.token_ids
 
     def nearest(self, parent: BlockKey, token_ids: Sequence[int], most: int) -> tuple[TierNode, ...]:
         """Return of the `children` those that begin most like `token_ids`, at most `most` in each direction.
@@ -130,13 +143,21 @@ class DiskStore:
             BlockDamaged: a byte of the file is not what it must be; it was set aside and its row is gone.
             StorageError: it cannot be opened or read now; file and row stay.
         """
-        payload = memoryview(bytearray(self._payload_bytes[header.group]))
+        payload = memoryview(bytearray(self._forms[header.group].payload_bytes))
         self.read_into(header, payload)
         return payload
 
+    def read_if_sound(self, header: BlockHeader) -> bytes | None:
+        """Return what `read` does of a block, which counts as used now; None if it is gone or damaged."""
+        with suppress(BlockMissing, BlockDamaged):
+            payload = bytes(self.read(header))
+            self.touch([header.key])
+            return payload
+        return None
+
     def read_into(self, header: BlockHeader, out: memoryview) -> None:
         """Fill `out` with the verified payload of a block; otherwise as `read`."""
-        assert len(out) == self._payload_bytes[header.group]
+        assert len(out) == self._forms[header.group].payload_bytes
         with self._lost_if_unusable(header) as path:
             directory, identity = self._directory, self._identity(header)
             read_file(directory.files, path, identity, out, directory.reading, directory.encryption)
@@ -146,7 +167,7 @@ class DiskStore:
 
         Returns: False if it can only be read in one run; nothing was read then.
         """
-        assert places.num_bytes == self._payload_bytes[header.group]
+        assert places.num_bytes == self._forms[header.group].payload_bytes
         files = self._directory.files
         if self._directory.encryption is not PLAIN or not files.gives_descriptors or library() is None:
             return False
@@ -179,7 +200,7 @@ class DiskStore:
         limit_bytes = self.limit_bytes
         for header, payload in blocks:
             identity, data = self._identity(header), memoryview(payload).cast("B")
-            assert len(data) == identity.payload_bytes
+            assert len(data) == identity.form.payload_bytes
             if self._is_there(header):
                 self._directory.accept(self._name(header.key, header.group))
                 continue
@@ -239,7 +260,9 @@ class DiskStore:
         kept = self._directory.kept.all()
         names = [self._name(key, group) for key in keys for group in self.layouts]
         names = [name for name in names if name[:2] not in kept]
-        num_bytes = sum(self._payload_bytes[name[2]] for name in names if self._directory.has_file(name))
+        num_bytes = sum(
+            self._forms[name[2]].payload_bytes for name in names if self._directory.has_file(name)
+        )
         self._directory.remove(names)
         return num_bytes
 
@@ -293,12 +316,9 @@ class DiskStore:
             raise
 
     def _behind(self, parent: BlockKey, look: Callable[[], list[IndexedBlock]]) -> tuple[TierNode, ...]:
-        found = look()
-        if self._healed():
-            found = look()
         blocks = (
             TierNode(block.key, block.token_ids, self._groups_there(block))
-            for block in found
+            for block in self._asked(look)
             if block.key == block_key(parent, block.token_ids)
         )
         return tuple(block for block in blocks if block.groups)
@@ -307,12 +327,15 @@ class DiskStore:
         sees = self._directory.sees
         return frozenset(group for group in block.groups if sees(self._name(block.key, group)))
 
-    def _healed(self) -> bool:
-        """Whether the index was lost and is back. Looking at all files takes less than computing them all."""
-        try:
-            return self._directory.heal()
-        except StorageError:  # then nothing is there
-            return False
+    def _asked(self, ask: Callable[[], Answer]) -> Answer:
+        """Return what the index says; it is asked again if it was lost and is back, since looking at all
+        files takes less than computing them all.
+        """
+        answer = ask()
+        with suppress(StorageError):  # it cannot be had back now
+            if self._directory.heal():
+                return ask()
+        return answer
 
     def _is_there(self, header: BlockHeader) -> bool:
         path = self._path(header.key, header.group)
@@ -326,12 +349,7 @@ class DiskStore:
     def _identity(self, header: BlockHeader) -> FileIdentity:
         assert header.key == block_key(header.parent, header.token_ids)
         assert 0 < len(header.token_ids) <= self.block_size
-        return FileIdentity(
-            fingerprint=self.fingerprint,
-            block_size=self.block_size,
-            layout=self.layouts[header.group],
-            header=header,
-        )
+        return FileIdentity(form=self._forms[header.group], header=header)
 
     def _path(self, key: BlockKey, group: GroupId) -> Path:
         return self._directory.path(*self._name(key, group))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from kvchat.engine.memory.disk.block_file import temporary_path
+from kvchat.engine.memory.disk.block_file import block_path, temporary_path
 from kvchat.engine.memory.disk.index import BlockIndex, BlockName
 from kvchat.engine.memory.disk.io import SystemFiles, storage_errors, sync_directories, unlink_if_there
 from kvchat.errors import StorageError
@@ -24,14 +24,12 @@ class WriteIntents:
         writers: Writers,
         files: SystemFiles,
         index: BlockIndex,
-        path_of: Callable[[BlockName], Path],
         has_file: Callable[[BlockName], bool],
     ) -> None:
         self._blocks_dir = blocks_dir
         self._writers = writers
         self._files = files
         self._index = index
-        self._path_of = path_of
         self._has_file = has_file
         self._is_announced = False
         self._doubtful: set[BlockName] = set()
@@ -117,8 +115,8 @@ class WriteIntents:
     def _settle(self, names: Sequence[BlockName], writer: str) -> None:
         with storage_errors(self._blocks_dir):
             for name in names:
-                unlink_if_there(self._files, temporary_path(self._path_of(name), writer))
+                unlink_if_there(self._files, temporary_path(block_path(self._blocks_dir, *name), writer))
             # A file may have got no further than the rename.
-            there = {self._path_of(name).parent for name in names if self._has_file(name)}
+            there = {block_path(self._blocks_dir, *name).parent for name in names if self._has_file(name)}
             sync_directories(self._files, there)
             self._index.settle_again(names, writer)
