@@ -295,8 +295,7 @@ class CacheManager:
 
     def check_integrity(self) -> None:
         """Raise AssertionError on any broken invariant."""
-        pins = {group: self.pins.counts(group) for group in self.pools}
-        self.device.check_integrity(self.sequences.values(), pins)
+        self.device.check_integrity(self.sequences.values(), self.pins.held.elements())
 
     # Parts of the above
 
