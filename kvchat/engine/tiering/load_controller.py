@@ -196,7 +196,7 @@ class LoadController:
         while True:
             match = self._manager.match(completion.sequence, max_len)
             completion.sequence.known_len = max(completion.sequence.known_len, match.tokens_len)
-            missing_bytes = self._loads.transfers.missing_bytes(match, completion.sequence.root)
+            missing_bytes = self._loads.missing_bytes(match, completion.sequence.root)
             if not missing_bytes:
                 if pending.blocked_by is not None and not pending.blocked_by.job.is_urgent:
                     pending.fetched |= self._brought_before(match)
@@ -219,7 +219,7 @@ class LoadController:
             if self._scheduler.make_room(completion):
                 continue
             if self._scheduler.running or self._loads.is_busy:
-                lacking = self._loads.transfers.lacking(match, completion.sequence.root)
+                lacking = self._loads.lacking(match, completion.sequence.root)
                 self._scheduler.refuse(completion, lacking)
                 return Obstacle.NO_ROOM
             if not match.partial:
@@ -255,13 +255,13 @@ class LoadController:
         """Whether loading has turned out so slow that the request should begin to compute beside it."""
         load = pending.load
         assert load is not None
-        if load.transfer.match.comes_whole or load.job.num_landed < LEAST_LANDED:
+        if load.match.comes_whole or load.job.num_landed < LEAST_LANDED:
             return False
         estimate = weigh(
             self._rates,
             present_len=pending.start_len,
             prefix_len=max(pending.start_len, load.job.lowest_taken * self._manager.block_size),
-            num_bytes=load.transfer.bytes_left(load.job.num_taken),
+            num_bytes=load.bytes_left(load.job.num_taken),
             block_size=self._manager.block_size,
         )
         return estimate.choice is not LoadChoice.LOAD
@@ -294,13 +294,12 @@ class LoadController:
         start = sequence.computed_len // size
         num_blocks = max(0, load.job.lowest_taken - start)
         load_s = sum(
-            self._rates.seconds_to_load(tier, num_bytes)
-            for tier, num_bytes in load.transfer.bytes_left(0).items()
+            self._rates.seconds_to_load(tier, num_bytes) for tier, num_bytes in load.bytes_left(0).items()
         )
         num_due = meeting(
             num_blocks,
             lambda num: self._rates.seconds_to_compute(num * size, sequence.computed_len),
-            load_s / len(load.transfer.units),
+            load_s / len(load.job.units),
         )
         most = max(1, self._scheduler.max_batch_tokens // size)
         end = self._loads.claim(load, start + min(num_due, most))
@@ -321,7 +320,7 @@ class LoadController:
         by_block = {kept.get(key, key): tier for key, tier in fetched.items()}
         slowest = [by_block.get(key) for key in sequence.keys]
         counts = {tier: size * sum(found is tier for found in slowest) for tier in Tier}
-        partial = pending.load.transfer.match.partial if pending.load else None
+        partial = pending.load.match.partial if pending.load else None
         of_blocks = {*sequence.keys, *kept}
         key = partial.key if partial else next((key for key in fetched if key not in of_blocks), None)
         tier = fetched.get(key) if key else None
