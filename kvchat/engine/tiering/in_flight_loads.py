@@ -35,8 +35,8 @@ class InFlightLoad:
     """Device blocks by the number of the block in the prompt."""
     lent: list[Held] = field(default_factory=list)
     """Places in host memory."""
-    landed: dict[BlockKey, Tier] = field(default_factory=dict)
-    """The blocks that have arrived, and the tier each came from."""
+    has_brought_any: bool = False
+    """Whether a block has arrived."""
     first_failed: int | None = None
     """Number of the first block that was damaged or gone."""
     has_ended: bool = False
@@ -174,7 +174,7 @@ class InFlightLoads:
             load, unit = self._loads[landed.job], landed.unit
             self._land(load, unit, landed.arrived)
             if all(landed.arrived):
-                load.landed[unit.node.key] = unit.tier
+                load.has_brought_any = True
                 self._note(unit, "a request waits for it" if load.job.is_urgent else "ahead of use")
                 self._rates.observe_move(unit.tier, Direction.LOAD, unit.num_bytes, landed.seconds)
             else:
