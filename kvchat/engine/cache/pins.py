@@ -31,9 +31,6 @@ class Pins:
         self.held: Counter[tuple[GroupId, BlockId]] = Counter()
         """Pinned blocks, and how many pins hold each."""
 
-    def __contains__(self, sequence: SequenceId) -> bool:
-        return sequence in self._blocks
-
     def pin(self, sequence: Sequence, requests: abc.Sequence[tuple[Sequence, Needs]] = ()) -> int:
         """Pin what a sequence holds, instead of what it held when it was pinned before.
 
