@@ -4,7 +4,7 @@ from collections.abc import Callable
 from time import monotonic
 
 from kvchat.engine.api.ids import BlockId, BlockKey
-from kvchat.engine.cache.eviction import EvictionOrder, S3Fifo
+from kvchat.engine.cache.eviction import EvictionOrder
 
 
 class ChildCounts:
@@ -47,13 +47,13 @@ class BlockPool:
         self,
         num_blocks: int,
         on_evict: Callable[[BlockKey], None],
-        order: EvictionOrder | None = None,
+        order: EvictionOrder,
         on_share: Callable[[BlockId, bool], None] = lambda *_: None,
     ) -> None:
         """Args:
         num_blocks: size of the pool, > 0.
         on_evict: told the key of each block that is evicted.
-        order: which cached block gives way first; None: S3-FIFO.
+        order: which cached block gives way first.
         on_share: told of each block that gets a second holder (True), or loses all but one (False).
         """
         assert num_blocks > 0
@@ -62,7 +62,7 @@ class BlockPool:
         self._on_share = on_share
         self._used_s = [0.0] * num_blocks
         self._free = [BlockId(index) for index in reversed(range(num_blocks))]
-        self._cached = S3Fifo(num_blocks) if order is None else order
+        self._cached = order
         self._child_counts = ChildCounts()
         self._counts = [0] * num_blocks
         self._keys: list[BlockKey | None] = [None] * num_blocks

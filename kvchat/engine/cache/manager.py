@@ -53,7 +53,7 @@ class CacheManager:
         self.disk = slow or SlowTier()
         self.matcher, self._resident_matcher = (
             PrefixMatcher(self.groups, self.block_size, self.index, tiers, self.sequences)
-            for tiers in (SlowTiers(self.host, self.disk), SlowTiers(SlowTier(), SlowTier()))
+            for tiers in (SlowTiers(self.host, self.disk), SlowTier())
         )
 
     # Sequences
