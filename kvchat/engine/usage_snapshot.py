@@ -152,7 +152,7 @@ def _group_usage(manager: CacheManager, group: Group) -> GroupUsage:
         cached_blocks=pool.num_cached,
         used_blocks=pool.num_used,
         shared_blocks=pool.num_shared,
-        pinned_blocks=pool.num_pinned,
+        pinned_blocks=manager.pins.num_pinned(group.id),
         borrowers=tuple(layer for layer, _ in group.borrowers),
     )
 

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from kvchat.engine.cache.block_loads import LoadUnit
-from kvchat.engine.cache.block_operations import Fetch
+from kvchat.engine.cache.block_operations import Fetch, LoadUnit
 from kvchat.engine.memory.reader import Job, Landed
 from tests.hand_clock import HandClock
 

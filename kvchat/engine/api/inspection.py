@@ -32,7 +32,7 @@ class BlockPlace:
     Args:
         tier: the fastest that has it; None: none has it, since it left the window or was given up.
         is_stored: whether the disk has it (too).
-        num_holders: sequences, copies and transfers that hold it on the device.
+        num_holders: sequences, copies, transfers and pins that hold it on the device.
         is_kept: whether the group keeps what this is: tokens, or a state behind them.
     """
 

@@ -48,7 +48,7 @@ class GroupUsage:
     cached_blocks: int
     used_blocks: int
     shared_blocks: int
-    """Used blocks that more than one sequence holds."""
+    """Used blocks that have more than one holder: sequences, copies, transfers, pins."""
     pinned_blocks: int = 0
     """Used blocks that stay whoever needs room."""
     borrowers: tuple[int, ...] = ()

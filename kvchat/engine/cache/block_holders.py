@@ -37,7 +37,7 @@ class BlockHolders:
         return self._num_held[sequence, group]
 
     def num_shared(self, sequence: SequenceId, group: GroupId) -> int:
-        """Return how many of a sequence's blocks have another holder: a sequence, a copy or a transfer."""
+        """Return how many of a sequence's blocks have another holder: sequence, copy, transfer or pin."""
         return self._num_shared[sequence, group]
 
     def num_exclusive(self, owner: str, group: GroupId) -> int:

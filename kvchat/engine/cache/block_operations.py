@@ -7,6 +7,8 @@ yet, in any order and beside everything else.
 from dataclasses import dataclass
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, SequenceId
+from kvchat.engine.api.snapshot import Tier
+from kvchat.engine.cache.prefix_index import IndexNode
 from kvchat.engine.sequences.sequence import Sequence
 
 
@@ -68,6 +70,23 @@ class Prune:
 
 Move = Copy | Demote
 Fetch = Load | Promote
+
+
+@dataclass(frozen=True, slots=True)
+class LoadUnit:
+    """What one block lacks on the device.
+
+    Args:
+        number: the block's place in the prompt.
+        node: its name and ids.
+        tier: the slowest tier that one of its groups comes from.
+    """
+
+    number: int
+    node: IndexNode
+    moves: tuple[Fetch, ...]
+    num_bytes: int
+    tier: Tier
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,10 @@
 """Block pool of one group: free, cached and used blocks with their reference counts."""
 
-from collections import Counter
 from collections.abc import Callable
 from time import monotonic
 
 from kvchat.engine.api.ids import BlockId, BlockKey
-from kvchat.engine.cache.eviction import EvictionOrder, S3Fifo
+from kvchat.engine.cache.eviction import EvictionOrder
 
 
 class ChildCounts:
@@ -41,20 +40,20 @@ class BlockPool:
     """Integer bookkeeping of a fixed number of blocks; no bytes.
 
     A block is free (no holder, no key), cached (no holder, named by a key, may be evicted) or used (held by
-    tables or pinned; may be named too). free + cached + used = total.
+    tables, moves or pins; may be named too). free + cached + used = total.
     """
 
     def __init__(
         self,
         num_blocks: int,
         on_evict: Callable[[BlockKey], None],
-        order: EvictionOrder | None = None,
+        order: EvictionOrder,
         on_share: Callable[[BlockId, bool], None] = lambda *_: None,
     ) -> None:
         """Args:
         num_blocks: size of the pool, > 0.
         on_evict: told the key of each block that is evicted.
-        order: which cached block gives way first; None: S3-FIFO.
+        order: which cached block gives way first.
         on_share: told of each block that gets a second holder (True), or loses all but one (False).
         """
         assert num_blocks > 0
@@ -63,11 +62,10 @@ class BlockPool:
         self._on_share = on_share
         self._used_s = [0.0] * num_blocks
         self._free = [BlockId(index) for index in reversed(range(num_blocks))]
-        self._cached = S3Fifo(num_blocks) if order is None else order
+        self._cached = order
         self._child_counts = ChildCounts()
         self._counts = [0] * num_blocks
         self._keys: list[BlockKey | None] = [None] * num_blocks
-        self._pins: Counter[BlockId] = Counter()
         self.num_shared = 0
         self.num_claimed = 0
         """How often a cached block was taken under its name."""
@@ -85,11 +83,6 @@ class BlockPool:
         return self.num_blocks - self.num_free - self.num_cached
 
     @property
-    def num_pinned(self) -> int:
-        """Blocks that are kept whether or not anybody holds them; they count as used."""
-        return len(self._pins)
-
-    @property
     def num_available(self) -> int:
         """Blocks that `allocate` can hand out: free ones, then cached ones."""
         return self.num_free + self.num_cached
@@ -99,9 +92,6 @@ class BlockPool:
 
     def key(self, block: BlockId) -> BlockKey | None:
         return self._keys[block]
-
-    def is_pinned(self, block: BlockId) -> bool:
-        return block in self._pins
 
     def unused_s(self, block: BlockId) -> float:
         """Return for how long nobody has taken, let go of or asked for a block that is not free."""
@@ -150,22 +140,13 @@ class BlockPool:
         if self._counts[block] == 1:
             self.num_shared -= 1
             self._on_share(block, False)
-        self._settle(block)
-
-    def pin(self, block: BlockId) -> None:
-        """Keep a named block until as many calls of `unpin`, also without a holder."""
-        assert self._keys[block] is not None
-        if block in self._cached:
-            self._cached.remove(block)
-            self.num_claimed += 1
-        self._pins[block] += 1
-
-    def unpin(self, block: BlockId) -> None:
-        assert self._pins[block] > 0
-        self._pins[block] -= 1
-        if not self._pins[block]:
-            del self._pins[block]
-            self._settle(block)
+        if self._counts[block]:
+            return
+        key = self._keys[block]
+        if key is None:
+            self._free.append(block)
+        else:
+            self._cached.add(block, key)
 
     def touch(self, block: BlockId) -> None:
         """Note that a request uses a block; what is used again is kept longer, if it has a name."""
@@ -187,22 +168,18 @@ class BlockPool:
             self._child_counts.add(block, key, parent)
 
     def forget(self, block: BlockId) -> None:
-        """Take the key of a block that is not pinned away: its bytes are no longer wanted."""
-        assert not self._pins[block]
+        """Take the key of a block away: its bytes are no longer wanted."""
         if block in self._cached:
             self._cached.remove(block)
             self._free.append(block)
         self._take_name(block)
 
-    def check_integrity(self, holders: list[int], pins: Counter[BlockId] | None = None) -> None:
-        """Assert that counts equal `holders` (index: block id), pins `pins`, and that every block has exactly
-        one state.
-        """
+    def check_integrity(self, holders: list[int]) -> None:
+        """Assert that counts equal `holders` (index: block id) and that every block has exactly one state."""
         assert self._counts == holders
-        assert self._pins == (pins or Counter())
         free = set(self._free)
         assert len(free) == len(self._free)
-        used = {BlockId(index) for index, count in enumerate(holders) if count}.union(self._pins)
+        used = {BlockId(index) for index, count in enumerate(holders) if count}
         assert free.isdisjoint(used), f"blocks {free & used} are free and used"
         others = set(map(BlockId, range(self.num_blocks))) - free - used
         assert len(self._cached) == len(others)
@@ -211,16 +188,6 @@ class BlockPool:
         assert named.isdisjoint(free)
         assert others <= named
         assert self.num_shared == sum(count > 1 for count in holders)
-
-    def _settle(self, block: BlockId) -> None:
-        """Put a block that may have lost its last holder or pin where it belongs."""
-        if self._counts[block] or block in self._pins:
-            return
-        key = self._keys[block]
-        if key is None:
-            self._free.append(block)
-        else:
-            self._cached.add(block, key)
 
     def _take_name(self, block: BlockId) -> BlockKey:
         key = self._keys[block]

@@ -124,13 +124,17 @@ class DeviceTier:
         self.host.finish_moves()
 
     def check_integrity(
-        self, sequences: Iterable[Sequence], pins: Mapping[GroupId, Counter[BlockId]]
+        self, sequences: Iterable[Sequence], pinned: Iterable[tuple[GroupId, BlockId]]
     ) -> None:
-        """Raise AssertionError on any broken invariant."""
+        """Raise AssertionError on any broken invariant.
+
+        Args:
+            pinned: each block once for each pin that holds it.
+        """
         sequences = list(sequences)
-        held = [*self._sources, *self.held.elements()]
+        held = [*self._sources, *self.held.elements(), *pinned]
         for group in self.groups:
-            _check_holders(group, self.pools[group.id], sequences, held, pins[group.id])
+            _check_holders(group, self.pools[group.id], sequences, held)
         self.index.check_integrity(self.pools)
         self.references.check_integrity(sequences)
         for sequence in sequences:
@@ -176,19 +180,15 @@ class DeviceTier:
 
 
 def _check_holders(
-    group: Group,
-    pool: BlockPool,
-    sequences: Iterable[Sequence],
-    moving: Iterable[tuple[GroupId, BlockId]],
-    pins: Counter[BlockId],
+    group: Group, pool: BlockPool, sequences: Iterable[Sequence], others: Iterable[tuple[GroupId, BlockId]]
 ) -> None:
-    """Assert that a block's count is the number of tables and moves that hold it, and its pins are `pins`."""
+    """Assert that a block's count is the number of tables, moves and pins that hold it."""
     holders = [0] * pool.num_blocks
     for sequence in sequences:
         for block in sequence.tables[group.id]:
             if block is not None:
                 holders[block] += 1
-    for moved_group, block in moving:
-        if moved_group == group.id:
+    for held_group, block in others:
+        if held_group == group.id:
             holders[block] += 1
-    pool.check_integrity(holders, pins)
+    pool.check_integrity(holders)

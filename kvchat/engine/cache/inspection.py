@@ -149,7 +149,7 @@ def _place(manager: CacheManager, link: _Link, group: GroupId, *, is_stored: boo
         tier=Tier.DEVICE,
         is_stored=is_stored,
         num_holders=pool.count(block),
-        is_pinned=pool.is_pinned(block),
+        is_pinned=(group, block) in manager.pins.held,
     )
 
 

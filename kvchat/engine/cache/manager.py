@@ -53,7 +53,7 @@ class CacheManager:
         self.disk = slow or SlowTier()
         self.matcher, self._resident_matcher = (
             PrefixMatcher(self.groups, self.block_size, self.index, tiers, self.sequences)
-            for tiers in (SlowTiers(self.host, self.disk), SlowTiers(SlowTier(), SlowTier()))
+            for tiers in (SlowTiers(self.host, self.disk), SlowTier())
         )
 
     # Sequences
@@ -295,8 +295,7 @@ class CacheManager:
 
     def check_integrity(self) -> None:
         """Raise AssertionError on any broken invariant."""
-        pins = {group: self.pins.counts(group) for group in self.pools}
-        self.device.check_integrity(self.sequences.values(), pins)
+        self.device.check_integrity(self.sequences.values(), self.pins.held.elements())
 
     # Parts of the above
 

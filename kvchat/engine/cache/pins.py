@@ -1,4 +1,4 @@
-"""Pins: blocks that are never evicted until they are unpinned.
+"""Pins: blocks that are never evicted until they are unpinned, since a pin is one of their holders.
 
 A pin covers the full blocks of a sequence at that moment: what is needed to go on behind the last of them, of
 recurrent states the last one that is kept before their end. It outlives the sequence. What the sequence
@@ -7,7 +7,7 @@ little for everybody else is refused.
 """
 
 from collections import Counter, abc
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, SequenceId
 from kvchat.engine.cache.device_tier import DeviceTier
@@ -27,10 +27,9 @@ class Pins:
 
     def __init__(self, device: DeviceTier) -> None:
         self._device = device
-        self._blocks: dict[SequenceId, dict[GroupId, tuple[BlockId, ...]]] = {}
-
-    def __contains__(self, sequence: SequenceId) -> bool:
-        return sequence in self._blocks
+        self._blocks: dict[SequenceId, tuple[tuple[GroupId, BlockId], ...]] = {}
+        self.held: Counter[tuple[GroupId, BlockId]] = Counter()
+        """Pinned blocks, and how many pins hold each."""
 
     def pin(self, sequence: Sequence, requests: abc.Sequence[tuple[Sequence, Needs]] = ()) -> int:
         """Pin what a sequence holds, instead of what it held when it was pinned before.
@@ -44,21 +43,24 @@ class Pins:
         Raises:
             PinRefused: too little would be left; everything stays as it was.
         """
-        blocks = {group.id: self._full_blocks(sequence, group) for group in self._device.groups}
-        for group, wanted in blocks.items():
-            self._check_room(sequence.id, group, wanted, requests)
-        for group, wanted in blocks.items():
-            for block in wanted:
-                self._device.pools[group].pin(block)
+        wanted = tuple(
+            (group.id, block) for group in self._device.groups for block in self._full_blocks(sequence, group)
+        )
+        for group in self._device.groups:
+            self._check_room(sequence.id, group.id, wanted, requests)
+        for group_id, block in wanted:
+            self._device.pools[group_id].share(block)
         self.unpin(sequence.id)
-        self._blocks[sequence.id] = blocks
-        return sum(map(len, blocks.values()))
+        self._blocks[sequence.id] = wanted
+        self.held.update(wanted)
+        return len(wanted)
 
     def unpin(self, sequence: SequenceId) -> None:
         """Undo a pin; nothing happens if there is none under this name."""
-        for group, blocks in self._blocks.pop(sequence, {}).items():
-            for block in reversed(blocks):
-                self._device.pools[group].unpin(block)
+        blocks = self._blocks.pop(sequence, ())
+        self.held -= Counter(blocks)
+        for group, block in reversed(blocks):
+            self._device.pools[group].release(block)
 
     def clear(self) -> None:
         """Undo all pins."""
@@ -67,13 +69,12 @@ class Pins:
 
     def num_others(self, group: GroupId, keys: abc.Sequence[BlockKey]) -> int:
         """Return how many pinned blocks of a group are not among `keys`. Pure."""
-        pool, index = self._device.pools[group], self._device.index
-        own = {index.block(key, group) for key in keys}
-        return sum(block not in own for block in self.counts(group)) if pool.num_pinned else 0
+        own = {self._device.index.block(key, group) for key in keys}
+        return len(_of_group(self.held, group) - own)
 
-    def counts(self, group: GroupId) -> Counter[BlockId]:
-        """Return how many pins keep each block of a group. Pure."""
-        return Counter(block for blocks in self._blocks.values() for block in blocks.get(group, ()))
+    def num_pinned(self, group: GroupId) -> int:
+        """Return how many blocks of a group are pinned. Pure."""
+        return len(_of_group(self.held, group))
 
     def _full_blocks(self, sequence: Sequence, group: Group) -> tuple[BlockId, ...]:
         """Return what going on behind the sequence's last full block needs, as far as it is on the device:
@@ -105,23 +106,27 @@ class Pins:
         self,
         name: SequenceId,
         group: GroupId,
-        wanted: abc.Sequence[BlockId],
+        wanted: abc.Sequence[tuple[GroupId, BlockId]],
         requests: abc.Sequence[tuple[Sequence, Needs]],
     ) -> None:
         num_blocks = self._device.pools[group].num_blocks
-        kept = self.counts(group) - Counter(self._blocks.get(name, {}).get(group, ()))
-        pinned = {*kept, *wanted}
+        others = self.held - Counter(self._blocks.get(name, ()))
+        pinned = _of_group([*others, *wanted], group)
         most = num_blocks // MOST_PINNED
         reason = f"at most {most} of {num_blocks} may be"
         for sequence, needs in requests:
-            others = len(pinned.difference(sequence.tables[group]))
-            if others + needs[group] > num_blocks:
-                most = min(most, len(pinned) - (others + needs[group] - num_blocks))
+            num_others = len(pinned.difference(sequence.tables[group]))
+            if num_others + needs[group] > num_blocks:
+                most = min(most, len(pinned) - (num_others + needs[group] - num_blocks))
                 reason = (
                     f"a request at work needs {needs[group]} of {num_blocks}, which leaves {max(most, 0)}"
                 )
         if len(pinned) > most:
             raise PinRefused(
-                f"{len(wanted)} blocks cannot be pinned: {len(pinned)} would be in all, and {reason}; unpin "
-                "something else, or give the cache more with --kv-device-bytes"
+                f"{len(_of_group(wanted, group))} blocks cannot be pinned: {len(pinned)} would be in all, "
+                f"and {reason}; unpin something else, or give the cache more with --kv-device-bytes"
             )
+
+
+def _of_group(blocks: Iterable[tuple[GroupId, BlockId]], group: GroupId) -> set[BlockId]:
+    return {block for owner, block in blocks if owner == group}

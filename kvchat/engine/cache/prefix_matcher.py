@@ -13,7 +13,7 @@ from itertools import accumulate
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId, SequenceId
 from kvchat.engine.cache.prefix_index import IndexNode, PrefixIndex
-from kvchat.engine.cache.slow_tiers import SlowTiers
+from kvchat.engine.cache.slow_tiers import SlowTier
 from kvchat.engine.formats.spec import Group, Selection
 from kvchat.engine.formats.view_schedule import EXACT, Name, ViewSchedule, kept_name
 from kvchat.engine.sequences.sequence import Sequence
@@ -125,7 +125,7 @@ class PrefixMatcher:
         groups: abc.Sequence[Group],
         block_size: int,
         index: PrefixIndex,
-        slow: SlowTiers,
+        slow: SlowTier,
         sequences: Mapping[SequenceId, Sequence],
     ) -> None:
         """Args:

@@ -32,7 +32,7 @@ class SlowTier:
         """Note that a request uses blocks, whether they are there or not. Never waits for a medium."""
 
 
-class SlowTiers:
+class SlowTiers(SlowTier):
     """Host memory and the disk, seen as one slower tier."""
 
     def __init__(self, host: SlowTier, disk: SlowTier) -> None:

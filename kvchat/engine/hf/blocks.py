@@ -131,7 +131,7 @@ class HFBlocks:
             )
         sequence = self._manager.open("", token_ids)
         match = self._manager.match(sequence)
-        is_here = not self._loads.transfers.missing_bytes(match, sequence.root)
+        is_here = not self._loads.missing_bytes(match, sequence.root)
         load = None if is_here else self._loads.begin(match, sequence.root)
         while load is not None and not load.is_over:
             self._loads.wait(_WAIT_S)

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from threading import Condition, Lock, Thread
 from time import perf_counter
 
-from kvchat.engine.cache.block_loads import LoadUnit
-from kvchat.engine.cache.block_operations import Fetch
+from kvchat.engine.cache.block_operations import Fetch, LoadUnit
 
 NUM_THREADS = 2
 NUM_AHEAD = 8

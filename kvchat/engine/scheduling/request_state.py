@@ -70,6 +70,7 @@ class RequestState:
             sample=sample,
             stop=parent.stop.fork() if parent.stop is not None else None,
             limit=None,  # what is loaded for the parent does not reach its fork's blocks
+            is_loaded_in_part=False,
         )
         self.running.append(completion)
         return completion

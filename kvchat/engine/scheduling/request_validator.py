@@ -136,7 +136,7 @@ class RequestValidator:
                     f"needs {needed} blocks and there are {pool.num_blocks}, so give it more with "
                     "--kv-device-bytes"
                 )
-            if needed > pool.num_blocks - pool.num_pinned:
+            if needed > pool.num_blocks - self._manager.pins.num_pinned(group):
                 root = self._manager.root_of(request.namespace)
                 keys = chain_keys(root, request.token_ids, self._manager.block_size)
                 num_pinned = self._manager.pins.num_others(group, keys)

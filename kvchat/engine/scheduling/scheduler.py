@@ -128,8 +128,11 @@ class Scheduler:
         queue.remove(completion)
         self.drafter.forget(completion.id)
 
-    def admit(self, completion: Completion) -> tuple[Move, ...] | None:
+    def admit(self, completion: Completion, *, is_whole: bool = True) -> tuple[Move, ...] | None:
         """Move the waiting request to the running ones, with the blocks its prompt can reuse of the device's.
+
+        Args:
+            is_whole: False: it computes beside a load, and is admitted again with what both have brought.
 
         Returns:
             The moves that are due before anything else happens, or None if there is no room for it.
@@ -153,10 +156,11 @@ class Scheduler:
                 return None
         self.waiting.remove(completion)
         self.running.append(completion)
-        found = self._provenance(match, completion.sequence.known_len)
         if completion.loaded is None:
             self.manager.touch(completion.sequence)  # once per request: steps do not make a block look wanted
-            completion.loaded = found
+        found = self._provenance(match, completion.sequence.known_len, is_whole=is_whole)
+        if completion.loaded is None or completion.is_loaded_in_part:
+            completion.loaded, completion.is_loaded_in_part = found, not is_whole
         return moves
 
     def refuse(self, completion: Completion, lacking: GroupId | None) -> None:
@@ -227,9 +231,12 @@ class Scheduler:
     def _match(self, completion: Completion, max_len: int | None = None) -> PrefixMatch:
         return self.manager.match(completion.sequence, max_len, resident=True)
 
-    def _provenance(self, match: PrefixMatch, known_len: int) -> Loaded:
-        """Return where a match comes from. What was brought ahead of use counts once, for its first user."""
+    def _provenance(self, match: PrefixMatch, known_len: int, *, is_whole: bool) -> Loaded:
+        """Return where a match comes from. What was brought from slower tiers counts once, for the first
+        request that is admitted whole with it.
+        """
         brought = self.manager.device.brought
+        take = brought.pop if is_whole else brought.get
         num_tokens: Counter[Tier] = Counter()
         kept = {number: key for number, (key, _) in match.kept_names.items()}
         parts = [(kept.get(number, key), self.manager.block_size) for number, key in enumerate(match.keys)]
@@ -240,7 +247,7 @@ class Scheduler:
         elif match.state is not None:
             parts.append((match.state.key, 0))
         for key, length in parts:
-            tier = brought.pop(key, None)
+            tier = take(key, None)
             if tier is not None:
                 num_tokens[tier] += length
         return Loaded(

@@ -97,6 +97,8 @@ class Completion:
 
     limit: int | None = None
     """Computes no token from this position on: they are being loaded."""
+    is_loaded_in_part: bool = False
+    """It computes beside a load: what that brings is not in `loaded` yet."""
 
     @property
     def num_due(self) -> int:

@@ -57,7 +57,7 @@ from kvchat.engine.startup.memory_profile import activation_bytes, measured
 from kvchat.engine.startup.parts import EngineParts
 from kvchat.engine.startup.weights import Candidate, EngineWeights, fingerprint_of, load_candidate
 from kvchat.engine.tiering.idle_demotion import HostAdmission
-from kvchat.engine.tiering.persisted_rates import Computing, PersistedRates
+from kvchat.engine.tiering.persisted_rates import PersistedRates
 from kvchat.errors import ConfigError, OutOfMemory
 from kvchat.platform.host_memory import available_bytes
 
@@ -121,7 +121,7 @@ def assemble(
     host = HostPool(places, sizes, PinnedSlabs if device.type == "cuda" else MappedArena)
     capacity = measured(groups, num_blocks, lengths, activation, (host.num_bytes, memory.device_shadow_bytes))
     log.info("capacity: %s", capacity)
-    persisted_rates = PersistedRates(config.cache_dir, _computing(digest, device))
+    persisted_rates = PersistedRates(config.cache_dir, digest.hex(), _described(device))
     rates = Rates(persisted_rates.load())
     mover, save_transport = _movers(pool, host, store, rates, config)
     tier = _device_tier(groups, num_blocks, places, rates, config)
@@ -378,12 +378,11 @@ def _host_bytes(
     return min(available_bytes() // MEMORY_SHARE, HOST_SHARE * pool.num_bytes)
 
 
-def _computing(digest: bytes, device: torch.device) -> Computing:
-    """Return what measured rates are of."""
-    described = f"{device.type}: {processor_name()}, {torch.get_num_threads()} threads"
+def _described(device: torch.device) -> str:
+    """Return what measured rates are of, besides the weights."""
     if device.type == "cuda":
-        described = torch.cuda.get_device_name(device)
-    return Computing(fingerprint=digest.hex(), device=described)
+        return torch.cuda.get_device_name(device)
+    return f"{device.type}: {processor_name()}, {torch.get_num_threads()} threads"
 
 
 def _movers(

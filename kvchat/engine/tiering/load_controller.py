@@ -7,12 +7,12 @@ that turns out to be damaged is one that the next match does not find.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Final
 
-from kvchat.engine.api.events import LoadChoice, Loaded, LoadEstimate, LoadPlanned
-from kvchat.engine.api.ids import BlockKey, RequestId
+from kvchat.engine.api.events import LoadChoice, LoadEstimate, LoadPlanned
+from kvchat.engine.api.ids import RequestId
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.block_operations import Move
 from kvchat.engine.cache.prefix_matcher import PrefixMatch
@@ -42,19 +42,17 @@ class WaitingRequest:
     """One request's way to its stored blocks, until it is admitted with them.
 
     Args:
-        counts: whether the request tells what it finds now as what it has reused.
+        is_new: whether it has not been admitted before.
     """
 
     completion: Completion
-    counts: bool
+    is_new: bool
     load: InFlightLoad | None = None
     blocked_by: InFlightLoad | None = None
     """Another load that brings blocks which this one needs."""
     estimate: LoadEstimate | None = None
     start_len: int = 0
     """Tokens that were on the device when it was weighed."""
-    fetched: dict[BlockKey, Tier] = field(default_factory=dict)
-    """Where the blocks came from that were brought for it."""
     present_len: int | None = None
     """Tokens that were on the device when computing began beside the load; None: it did not."""
     front_len: int = 0
@@ -119,11 +117,13 @@ class LoadController:
         obstacle = self._prepare(completion)
         if obstacle is not None:
             return obstacle
-        moves = self._scheduler.admit(completion)
+        pending = self._pending_loads.get(completion.id)
+        moves = self._scheduler.admit(completion, is_whole=pending is None or not pending.is_landing)
         if moves is None:
             return Obstacle.NO_ROOM
         self._carry_out(moves)
-        self._settle(completion)
+        if pending is not None:
+            self._settle(pending)
         return None
 
     def _prepare(self, completion: Completion) -> Obstacle | None:
@@ -132,37 +132,35 @@ class LoadController:
             return Obstacle.NO_ROOM
         pending = self._pending_loads.get(completion.id)
         if pending is None:
-            pending = WaitingRequest(completion, counts=completion.loaded is None)
+            pending = WaitingRequest(completion, is_new=completion.loaded is None)
         elif pending.is_landing:
             return None if self._pays_to_compute(pending) else Obstacle.LOADS
         elif pending.blocked_by and not pending.blocked_by.is_over:
             return Obstacle.LOADS
-        elif pending.load is not None:
-            pending.fetched |= pending.load.landed
-            if pending.load.is_complete:
-                return None
+        elif pending.load is not None and pending.load.is_complete:
+            return None
         obstacle = self._begin(pending)
         if pending.estimate is not None or pending.blocked_by is not None:
             self._pending_loads[completion.id] = pending
         return obstacle
 
-    def _settle(self, completion: Completion) -> None:
+    def _settle(self, pending: WaitingRequest) -> None:
         """Note that a request was admitted: with all it can reuse, or to compute beside its load."""
-        pending = self._pending_loads.get(completion.id)
-        if pending is None:
-            return
+        completion = pending.completion
         if pending.is_landing:
             pending.present_len = completion.sequence.computed_len
             self._move_front(pending)
             return
-        if pending.counts:
-            stateless = completion.loaded.stateless if completion.loaded else 0
-            completion.loaded = replace(self._provenance(pending), stateless=stateless)
+        if pending.is_new:
+            assert completion.loaded is not None
+            num_reused = completion.loaded.device - pending.front_len
+            completion.loaded = replace(completion.loaded, device=num_reused)
         self._forget(pending)
 
     def _forget(self, pending: WaitingRequest) -> None:
         """Let go of what is held for a request, and let it compute wherever it likes."""
         pending.completion.limit = None
+        pending.completion.is_loaded_in_part = False
         self._pending_loads.pop(pending.completion.id, None)
         if pending.load is not None:
             self._loads.leave(pending.load)
@@ -196,10 +194,8 @@ class LoadController:
         while True:
             match = self._manager.match(completion.sequence, max_len)
             completion.sequence.known_len = max(completion.sequence.known_len, match.tokens_len)
-            missing_bytes = self._loads.transfers.missing_bytes(match, completion.sequence.root)
+            missing_bytes = self._loads.missing_bytes(match, completion.sequence.root)
             if not missing_bytes:
-                if pending.blocked_by is not None and not pending.blocked_by.job.is_urgent:
-                    pending.fetched |= self._brought_before(match)
                 return None
             pending.blocked_by = self._loads.in_the_way(match)
             if pending.blocked_by is not None:
@@ -213,24 +209,18 @@ class LoadController:
                 return None
             pending.load = self._loads.begin(match, completion.sequence.root)
             if pending.load is not None:
-                pending.fetched |= self._brought_before(match)
                 is_both = estimate.choice is LoadChoice.BOTH and not match.comes_whole
                 return None if is_both else Obstacle.LOADS
             if self._scheduler.make_room(completion):
                 continue
             if self._scheduler.running or self._loads.is_busy:
-                lacking = self._loads.transfers.lacking(match, completion.sequence.root)
+                lacking = self._loads.lacking(match, completion.sequence.root)
                 self._scheduler.refuse(completion, lacking)
                 return Obstacle.NO_ROOM
             if not match.partial:
                 return None  # alone and still too much: what is on the device must do
             # The copy's source takes a block of its own; the last request must not fail for that.
             max_len = len(match.keys) * self._manager.block_size
-
-    def _brought_before(self, match: PrefixMatch) -> dict[BlockKey, Tier]:
-        """Return where blocks came from that were prefetched for the path of this request."""
-        brought = self._manager.device.brought
-        return {key: brought[key] for key in match.all_keys if key in brought}
 
     def _estimate(
         self, pending: WaitingRequest, match: PrefixMatch, missing_bytes: Mapping[Tier, int]
@@ -245,7 +235,7 @@ class LoadController:
             num_bytes=missing_bytes,
             block_size=self._manager.block_size,
         )
-        if pending.estimate is None and pending.counts:
+        if pending.estimate is None and pending.is_new:
             completion = pending.completion
             self._tell(LoadPlanned(request_id=completion.id, sequence=sequence.id, estimate=estimate))
         pending.estimate = estimate
@@ -255,13 +245,13 @@ class LoadController:
         """Whether loading has turned out so slow that the request should begin to compute beside it."""
         load = pending.load
         assert load is not None
-        if load.transfer.match.comes_whole or load.job.num_landed < LEAST_LANDED:
+        if load.match.comes_whole or load.job.num_landed < LEAST_LANDED:
             return False
         estimate = weigh(
             self._rates,
             present_len=pending.start_len,
             prefix_len=max(pending.start_len, load.job.lowest_taken * self._manager.block_size),
-            num_bytes=load.transfer.bytes_left(load.job.num_taken),
+            num_bytes=load.bytes_left(load.job.num_taken),
             block_size=self._manager.block_size,
         )
         return estimate.choice is not LoadChoice.LOAD
@@ -279,7 +269,7 @@ class LoadController:
             self._move_front(pending)
             return
         completion.limit = None
-        if load.landed:
+        if load.has_brought_any:
             # Matched again, it finds what both have brought.
             pending.front_len += completion.sequence.computed_len - pending.present_len
             self._scheduler.requeue(completion)
@@ -294,42 +284,13 @@ class LoadController:
         start = sequence.computed_len // size
         num_blocks = max(0, load.job.lowest_taken - start)
         load_s = sum(
-            self._rates.seconds_to_load(tier, num_bytes)
-            for tier, num_bytes in load.transfer.bytes_left(0).items()
+            self._rates.seconds_to_load(tier, num_bytes) for tier, num_bytes in load.bytes_left(0).items()
         )
         num_due = meeting(
             num_blocks,
             lambda num: self._rates.seconds_to_compute(num * size, sequence.computed_len),
-            load_s / len(load.transfer.units),
+            load_s / len(load.job.units),
         )
         most = max(1, self._scheduler.max_batch_tokens // size)
         end = self._loads.claim(load, start + min(num_due, most))
         pending.completion.limit = max(end * size, sequence.computed_len)
-
-    # The end
-
-    def _provenance(self, pending: WaitingRequest) -> Loaded:
-        """Return where the tokens of an admitted request came from that it has not computed."""
-        sequence, size = pending.completion.sequence, self._manager.block_size
-        fetched = pending.fetched
-        if fetched and not self._manager.device.groups_with_tail:  # a state, which stands for all tokens
-            is_stored = Tier.DISK in fetched.values()
-            return Loaded(
-                host=0 if is_stored else sequence.computed_len, disk=sequence.computed_len * is_stored
-            )
-        kept = {key: sequence.keys[number] for number, (key, _) in sequence.kept_names.items()}
-        by_block = {kept.get(key, key): tier for key, tier in fetched.items()}
-        slowest = [by_block.get(key) for key in sequence.keys]
-        counts = {tier: size * sum(found is tier for found in slowest) for tier in Tier}
-        partial = pending.load.transfer.match.partial if pending.load else None
-        of_blocks = {*sequence.keys, *kept}
-        key = partial.key if partial else next((key for key in fetched if key not in of_blocks), None)
-        tier = fetched.get(key) if key else None
-        if tier is not None:
-            counts[tier] += sequence.computed_len - len(sequence.keys) * size
-        num_slow = counts[Tier.HOST] + counts[Tier.DISK]
-        return Loaded(
-            device=sequence.computed_len - num_slow - pending.front_len,
-            host=counts[Tier.HOST],
-            disk=counts[Tier.DISK],
-        )

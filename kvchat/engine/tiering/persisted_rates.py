@@ -9,7 +9,6 @@ It holds a version, and the records, the newest last (see `kept_file`).
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -28,39 +27,30 @@ Records = dict[str, Measured]
 """By what they are of, the newest last."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Computing:
-    """What a process computes, and with what; the figures of another may be others."""
-
-    fingerprint: str
-    device: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.fingerprint} {self.device}"
-
-
 class PersistedRates:
     """The record of one engine. Several processes may keep theirs at once; the last to write counts.
 
     Args:
         cache_dir: None: nothing is kept.
+        fingerprint: of what is computed, in hexadecimal.
+        device: with what, and how many threads; the figures of another may be others.
     """
 
-    def __init__(self, cache_dir: Path | None, computing: Computing) -> None:
+    def __init__(self, cache_dir: Path | None, fingerprint: str, device: str) -> None:
         self._file = cache_dir / FILE_NAME if cache_dir is not None else None
-        self._computing = computing
+        self._device = device
         self._kept: Measured | None = None
+        self.rename(fingerprint)
 
     def load(self) -> Measured:
         """Return what earlier processes have measured; of weights that are new here, what others took to
         move on this device.
         """
         records = _read(self._file)
-        own = records.get(self._computing.name, Measured())
+        own = records.get(self._name, Measured())
         moves: dict[tuple[Tier, Direction], Samples] = {}
         for name, record in records.items():
-            if name.partition(" ")[2] == self._computing.device:
+            if name.partition(" ")[2] == self._device:
                 moves |= record.moves
         self._kept = Measured(prefill=own.prefill, moves=moves | dict(own.moves))
         return self._kept
@@ -73,8 +63,8 @@ class PersistedRates:
         if self._file is None or measured in (self._kept, Measured()):
             return
         records = _read(self._file)
-        records.pop(self._computing.name, None)
-        records[self._computing.name] = measured
+        records.pop(self._name, None)
+        records[self._name] = measured
         for name in list(records)[:-MAX_RECORDS]:
             del records[name]
         listed = [[name, _listed(record)] for name, record in records.items()]
@@ -84,7 +74,7 @@ class PersistedRates:
     def rename(self, fingerprint: str) -> None:
         """Let what is saved from now on be of other weights of the same model, which take as long."""
         self._kept = None
-        self._computing = replace(self._computing, fingerprint=fingerprint)
+        self._name = f"{fingerprint} {self._device}"
 
 
 def last_moves(cache_dir: Path) -> dict[tuple[Tier, Direction], float]:

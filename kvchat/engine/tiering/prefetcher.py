@@ -56,7 +56,7 @@ class Prefetcher:
         max_len: int | None = None
         while max_len != 0:
             match = self._manager.match(sequence, max_len)
-            if not self._loads.transfers.missing_bytes(match, sequence.root):
+            if not self._loads.missing_bytes(match, sequence.root):
                 return None
             load = self._loads.begin(match, sequence.root, spared=self._spared, is_urgent=False)
             if load is not None:

@@ -50,14 +50,10 @@ class SavePolicy:
         self._saver = saver
         self._clock = clock
         self._tails_saved_s = clock()
-        self._problem = problem
+        self.problem = problem
+        """Why blocks are not saved at the moment; None while all is well."""
         self._is_gone = is_gone or (lambda owner: False)
         self._rates = rates
-
-    @property
-    def problem(self) -> str | None:
-        """Why blocks are not saved at the moment; None while all is well."""
-        return self._problem
 
     @property
     def written_bytes(self) -> int:
@@ -131,7 +127,7 @@ class SavePolicy:
         """Go on with another saver after `close`; `problem`: why there is none although one was wanted."""
         assert self._saver is None
         self._saver = saver
-        self._problem = problem
+        self.problem = problem
 
     def _is_wanted(self, saver: Saver, sequence: Sequence) -> bool:
         """Whether a sequence is saved; what waits of one whose owner is gone is dropped."""
@@ -153,12 +149,12 @@ class SavePolicy:
 
     def _note_problem(self, saver: Saver) -> None:
         """Log once when the disk begins to refuse blocks, and once when it takes them again."""
-        if saver.writer.problem != self._problem:
-            self._problem = saver.writer.problem
-            if self._problem is None:
+        if saver.writer.problem != self.problem:
+            self.problem = saver.writer.problem
+            if self.problem is None:
                 log.info("blocks are saved again")
             else:
-                log.warning("blocks are not saved: %s", self._problem)
+                log.warning("blocks are not saved: %s", self.problem)
 
     def _loss_s(self, sequence: Sequence) -> float:
         """Return how long what is not saved of a sequence's tail would take to compute."""

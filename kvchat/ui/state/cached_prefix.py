@@ -69,7 +69,7 @@ def on_screen(
         held.append(len(places))
         # What is on its way is held by its transfer.
         shared.append(sum(place.num_holders > 0 for place in places) if has_others else 0)
-        cached.append(sum(not (place.num_holders or place.is_pinned) for place in places))
+        cached.append(sum(not place.num_holders for place in places))
     usage = cached_usage(owner, held, snapshot, shared)
     # A window lets go of blocks that are of use all the same.
     whole = {group.group for group in snapshot.groups if group.window is None}

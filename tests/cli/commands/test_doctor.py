@@ -8,7 +8,7 @@ import pytest
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.kernels.health import HEALTH
 from kvchat.engine.memory.rates import Direction, Rates
-from kvchat.engine.tiering.persisted_rates import Computing, PersistedRates
+from kvchat.engine.tiering.persisted_rates import PersistedRates
 from tests.cli.command_line import Run
 from tests.cli.commands.test_models import cached
 
@@ -127,7 +127,7 @@ def test_the_speed_of_the_disk_is_what_was_measured_while_blocks_moved(home: Pat
     rates = Rates()
     for _ in range(3):
         rates.observe_move(Tier.DISK, Direction.LOAD, 2**30, 0.5)
-    PersistedRates(home / "cache", Computing(fingerprint="00", device="cpu")).save(rates)
+    PersistedRates(home / "cache", "00", "cpu").save(rates)
     speed = examined("--no-model")["disk speed"]
     assert speed["reads_bytes_per_s"] == pytest.approx(2**31, rel=1e-3)
     assert speed["writes_bytes_per_s"] is None

@@ -350,7 +350,7 @@ class Cache:
 
     def missing_bytes(self, match: PrefixMatch, sequence: Sequence) -> Counter[Tier]:
         """Return what of a match is not on the device, by the tier that has it."""
-        return self.flights.transfers.missing_bytes(match, sequence.root)
+        return self.flights.missing_bytes(match, sequence.root)
 
     def bring(self, match: PrefixMatch, sequence: Sequence) -> InFlightLoad | None:
         """Bring a match to the device, where it is held until somebody leaves the flight; None: no room."""

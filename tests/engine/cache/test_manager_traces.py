@@ -216,11 +216,11 @@ class CacheTraces(RuleBasedStateMachine):
     @rule(which=pick)
     def pin(self, which: int) -> None:
         sequence = self.admitted[which % len(self.admitted)]
-        before = {group: self.manager.pins.counts(group) for group in self.manager.pools}
+        before = self.manager.pins.held.copy()
         try:
             self.manager.pins.pin(sequence)
         except PinRefused:
-            assert {group: self.manager.pins.counts(group) for group in self.manager.pools} == before
+            assert self.manager.pins.held == before
         else:
             self.pinned[sequence.id] = tuple(sequence.keys)
 
@@ -301,8 +301,8 @@ class CacheTraces(RuleBasedStateMachine):
     def pinned_blocks_are_there(self) -> None:
         for keys in self.pinned.values():
             assert all(self.manager.index.block(key, GroupId(0)) is not None for key in keys)
-        for pool in self.manager.pools.values():
-            assert pool.num_pinned <= pool.num_blocks // 2
+        for group, pool in self.manager.pools.items():
+            assert self.manager.pins.num_pinned(group) <= pool.num_blocks // 2
 
     @invariant()
     def a_sequence_holds_no_more_than_its_window(self) -> None:

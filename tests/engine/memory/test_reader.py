@@ -7,8 +7,7 @@ import pytest
 
 from kvchat.engine.api.ids import BlockId, BlockKey, GroupId
 from kvchat.engine.api.snapshot import Tier
-from kvchat.engine.cache.block_loads import LoadUnit
-from kvchat.engine.cache.block_operations import Fetch, Load
+from kvchat.engine.cache.block_operations import Fetch, Load, LoadUnit
 from kvchat.engine.cache.prefix_index import IndexNode
 from kvchat.engine.memory.reader import NUM_AHEAD, Job, Landed, Reader
 from tests.patience import PATIENCE_S

@@ -209,7 +209,7 @@ class Lockstep:
         """Admit one request; False if there is no room, for it or for those behind it."""
         found = self._check_match(entry.sequence)
         own = self.shipments.of(job)
-        least = own.flight.transfer.match.length if own and own.flight.is_complete else found
+        least = own.flight.match.length if own and own.flight.is_complete else found
         obstacle = self.loading.admit(entry)
         if own is not None and own.flight.is_over and not own.flight.is_complete:
             self.shipments.give_up(own)  # something of it is damaged, so it begins anew

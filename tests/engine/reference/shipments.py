@@ -46,22 +46,22 @@ class Shipment:
         """
         self.blocks = {
             (group, self._prefix(number) if self.manager.pools[group].key(block) else (id(self), number))
-            for number, held in self.flight.transfer.held.items()
+            for number, held in self.flight.held.items()
             for group, block in held
         }
 
     def check_blocks(self, cache: ReferenceCache) -> None:
         """Assert that it holds what the token behind its match sees, and the tail that is to be copied."""
-        match = self.flight.transfer.match
+        match = self.flight.match
         tail = {match.length // cache.block_size} if match.partial and match.partial.key else set()
         for group in self.manager.groups:
             wanted = {*cache.seen_blocks(group.id, match.length), *tail}
-            held = self.flight.transfer.held.items()
+            held = self.flight.held.items()
             assert {number for number, blocks in held if group.id in dict(blocks)} == wanted
 
     def _prefix(self, number: int) -> tuple[int, ...]:
         """Return all tokens up to the end of a block; in the last one, those of the block that is copied."""
-        match, size = self.flight.transfer.match, self.manager.block_size
+        match, size = self.flight.match, self.manager.block_size
         if number < len(match.keys):
             return self.prompt[: (number + 1) * size]
         assert match.partial is not None

@@ -199,11 +199,11 @@ def test_nobody_waits_for_less_important_ones_to_use_what_has_arrived(stage: Sta
     patient = engine.submit(request(text + token_ids(120, seed=2), 4, priority=5))
     engine.step()
     urgent = engine.submit(request([*text, 7], 4, priority=0))
-    assert finish(engine, urgent).loaded == Loaded(device=len(text) - 1)
+    assert finish(engine, urgent).loaded == Loaded(disk=len(text) - 1), "it is the first to use them"
     assert at_work.result is None
     assert patient.result is None
     finish(engine, at_work)
-    finish(engine, patient)
+    assert finish(engine, patient).loaded.disk == 0
 
 
 def test_the_estimate_is_told_before_the_wait(stage: Stage) -> None:

@@ -9,15 +9,16 @@ import pytest
 
 from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.memory.rates import LEAST_OWN, WINDOW, Direction, Measured, Rates
-from kvchat.engine.tiering.persisted_rates import FILE_NAME, MAX_RECORDS, VERSION, Computing, PersistedRates
+from kvchat.engine.tiering.persisted_rates import FILE_NAME, MAX_RECORDS, VERSION, PersistedRates
 from kvchat.platform.cached_results import MAX_BYTES
 from tests.damage import flipped
 
 pytestmark = pytest.mark.pure
 
-HERE = Computing(fingerprint="ab" * 32, device="cpu: a processor, 2 threads")
-OTHER_WEIGHTS = Computing(fingerprint="cd" * 32, device=HERE.device)
-OTHER_DEVICE = Computing(fingerprint=HERE.fingerprint, device="a card")
+HERE = ("ab" * 32, "cpu: a processor, 2 threads")
+OTHER_WEIGHTS = ("cd" * 32, HERE[1])
+OTHER_DEVICE = (HERE[0], "a card")
+NAME = " ".join(HERE)
 NOTHING = Measured()
 
 
@@ -31,13 +32,13 @@ def measured_here() -> Rates:
     return rates
 
 
-def keep(cache_dir: Path, rates: Rates, computing: Computing = HERE) -> Path:
-    PersistedRates(cache_dir, computing).save(rates)
+def keep(cache_dir: Path, rates: Rates, computing: tuple[str, str] = HERE) -> Path:
+    PersistedRates(cache_dir, *computing).save(rates)
     return cache_dir / FILE_NAME
 
 
-def load(cache_dir: Path, computing: Computing = HERE) -> Measured:
-    return PersistedRates(cache_dir, computing).load()
+def load(cache_dir: Path, computing: tuple[str, str] = HERE) -> Measured:
+    return PersistedRates(cache_dir, *computing).load()
 
 
 def test_the_next_process_begins_with_what_was_measured(tmp_path: Path) -> None:
@@ -69,7 +70,7 @@ def test_what_a_process_measures_itself_replaces_what_it_began_with() -> None:
 def test_processes_that_measure_once_each_learn_a_lasting_change_together(tmp_path: Path) -> None:
     keep(tmp_path, measured_here())
     for _ in range(WINDOW):
-        kept = PersistedRates(tmp_path, HERE)
+        kept = PersistedRates(tmp_path, *HERE)
         rates = Rates(kept.load())
         rates.observe_prefill(64, 0, 6.4)
         kept.save(rates)
@@ -88,11 +89,11 @@ def test_where_nothing_was_measured_nothing_is_written(tmp_path: Path) -> None:
     assert not keep(tmp_path, Rates()).exists()
     file = keep(tmp_path, measured_here())
     before = file.stat().st_ino
-    kept = PersistedRates(tmp_path, HERE)
+    kept = PersistedRates(tmp_path, *HERE)
     kept.save(Rates(kept.load()))
     assert file.stat().st_ino == before
-    PersistedRates(None, HERE).save(measured_here())
-    assert PersistedRates(None, HERE).load() == NOTHING
+    PersistedRates(None, *HERE).save(measured_here())
+    assert PersistedRates(None, *HERE).load() == NOTHING
 
 
 def test_what_a_killed_process_left_half_written_goes_and_what_is_being_written_stays(tmp_path: Path) -> None:
@@ -123,12 +124,12 @@ def test_a_file_with_a_flipped_bit_or_that_ends_early_counts_as_no_file_and_is_w
     [
         None,
         {"version": VERSION, "records": [["name"]]},
-        {"version": VERSION, "records": [[HERE.name, None]]},
-        {"version": VERSION, "records": [[HERE.name, {"prefill": [[0, []]], "moves": []}]]},
-        {"version": VERSION, "records": [[HERE.name, {"prefill": [[0, [1e999]]], "moves": []}]]},
-        {"version": VERSION, "records": [[HERE.name, {"prefill": [[0, ["x"]]], "moves": []}]]},
-        {"version": VERSION, "records": [[HERE.name, {"prefill": [], "moves": [["disk up", [1.0]]]}]]},
-        {"version": VERSION + 1, "records": [[HERE.name, {"prefill": [[0, [1.0]]], "moves": []}]]},
+        {"version": VERSION, "records": [[NAME, None]]},
+        {"version": VERSION, "records": [[NAME, {"prefill": [[0, []]], "moves": []}]]},
+        {"version": VERSION, "records": [[NAME, {"prefill": [[0, [1e999]]], "moves": []}]]},
+        {"version": VERSION, "records": [[NAME, {"prefill": [[0, ["x"]]], "moves": []}]]},
+        {"version": VERSION, "records": [[NAME, {"prefill": [], "moves": [["disk up", [1.0]]]}]]},
+        {"version": VERSION + 1, "records": [[NAME, {"prefill": [[0, [1.0]]], "moves": []}]]},
     ],
 )
 def test_what_is_not_in_the_form_of_this_version_counts_as_no_file(tmp_path: Path, fields: object) -> None:
@@ -153,7 +154,7 @@ def test_the_file_is_bounded_and_keeps_the_newest_records(tmp_path: Path) -> Non
     for _ in range(3 * WINDOW):
         for position in range(0, 2**20, 2**16):
             rates.observe_prefill(64, position, 0.123456789)
-    many = [Computing(fingerprint=f"{n:064x}", device=f"{n}") for n in range(MAX_RECORDS + 5)]
+    many = [(f"{n:064x}", f"{n}") for n in range(MAX_RECORDS + 5)]
     for each in many:
         keep(tmp_path, rates, each)
     assert (tmp_path / FILE_NAME).stat().st_size < MAX_BYTES // 2
