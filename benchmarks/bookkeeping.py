@@ -1,6 +1,7 @@
 """What scheduling and block management cost, without a model: pure Python, one core."""
 
 from random import Random
+from typing import Any
 
 from benchmarks.clock import cost_of
 from benchmarks.table import Row
@@ -13,6 +14,7 @@ from kvchat.engine.formats.sliding.spec import SlidingSpec
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.scheduling.scheduler import Scheduler
 from kvchat.engine.sequences.completion_sequence import Completion
+from kvchat.engine.sequences.sequence import Sequence
 
 BLOCK_SIZE = 64
 NUM_SEQUENCES = 64
@@ -27,7 +29,7 @@ def measure() -> list[Row]:
 
 
 def _manager(num_blocks: int) -> CacheManager:
-    shape = {"num_kv_heads": 8, "head_dim_k": 128, "head_dim_v": 128, "dtype": "BF16"}
+    shape: dict[str, Any] = {"num_kv_heads": 8, "head_dim_k": 128, "head_dim_v": 128, "dtype": "BF16"}
     groups = (
         Group(id=GroupId(0), spec=FullSpec(**shape), layers=tuple(range(0, 32, 2))),
         Group(id=GroupId(1), spec=SlidingSpec(**shape, window_len=1024), layers=tuple(range(1, 32, 2))),
@@ -73,7 +75,7 @@ def _step_rows(context_len: int, waiting_len: int = 0) -> list[Row]:
     ]
 
 
-def _entry(number: int, request: Request, sequence) -> Completion:
+def _entry(number: int, request: Request, sequence: Sequence) -> Completion:
     return Completion(
         id=RequestId(number),
         request=request,

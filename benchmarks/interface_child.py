@@ -7,12 +7,12 @@ nothing drawn. Both write a line of JSON to REPORT for each answer.
 import functools
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 from kvchat.app.composition import Kvchat, opened
 from kvchat.app.config import read_settings
@@ -69,7 +69,7 @@ class ReportingChat:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._chat, name)
 
-    def send(self, conversation: Any, text: str) -> Iterator[ChatEvent]:
+    def send(self, conversation: Any, text: str) -> Generator[ChatEvent, None, None]:
         self._redraws.take()
         for event in self._chat.send(conversation, text):
             yield event
@@ -102,10 +102,10 @@ def main(side: str, model: str, home: Path, report: Path) -> None:
             _answer_lines(chat, kvchat)
             return
         redraws.watch()
-        host = InterfaceHost(settings, kvchat, chat, engine)  # type: ignore[arg-type]
+        host = InterfaceHost(settings, kvchat, cast(Chat, chat), engine)
         log = home / "log"
         KvchatApp(
-            chat, kvchat.engine, host, None, log_path=log, on_first_frame=engine.start
+            cast(Chat, chat), kvchat.engine, host, None, log_path=log, on_first_frame=engine.start
         ).run_in_terminal()
 
 

@@ -17,7 +17,7 @@ from kvchat.app.interface_host import InterfaceHost
 from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.template import prompts
 from kvchat.session.template.chat_template import ChatTemplate
-from kvchat.session.tree import MAIN, Finish, SessionId
+from kvchat.session.tree import MAIN, Finish, SessionId, Turn
 from kvchat.ui.app import KvchatApp
 from kvchat.ui.widgets.session_list import SessionList
 from kvchat.ui.widgets.transcript import QuestionView, Transcript
@@ -64,7 +64,8 @@ def _rows(name: str, costs: list[Cost], note: str = "") -> list[Row]:
 
 def _write_long(store: SessionStore, template: ChatTemplate) -> SessionId:
     session = store.create_session(title="long")
-    branch, path = store.branch(session.id, MAIN), ()
+    branch = store.branch(session.id, MAIN)
+    path: tuple[Turn, ...] = ()
     for number in range(NUM_TURNS // 2):
         asked = prompts.question(template, session, path[-2:], f"How do I get to town {number}?")
         answer = prompts.empty_answer(template, asked)

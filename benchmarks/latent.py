@@ -52,10 +52,10 @@ def measure() -> list[Row]:
 
 def _speed(loaded: LoadedModel) -> list[Row]:
     step = _step(loaded, SPEED_LEN)
-    costs: dict[str, list[Cost]] = {name: [] for name in step.ours} | {THEIRS: []}
+    costs: dict[str, list[Cost]] = {name: [] for name in (*step.ours, THEIRS)}
     for _ in range(ROUNDS):
-        for name, logits in _all(loaded, step).items():
-            costs[name].append(cost_of(logits))
+        for name, run in _all(loaded, step).items():
+            costs[name].append(cost_of(run))
     theirs, exact = costs[THEIRS], costs["exact"]
     logits = {name: run() for name, run in _all(loaded, step).items()}
     rows = [

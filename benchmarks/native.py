@@ -40,7 +40,7 @@ class Way:
 
     name: str
     num_bytes: int
-    run: Callable[[], None]
+    run: Callable[[], object]
 
 
 def measure(*, quick: bool = False) -> list[Row]:

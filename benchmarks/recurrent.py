@@ -178,13 +178,16 @@ def _shape(
     bounds = Bounds(torch.get_num_threads())
     num_weights = sum(path.stat().st_size for path in model_dir.glob("*.safetensors")) / 2 - _num_idle(name)
     peers: dict[str, Peer] = {"transformers": _Transformers(model_dir)} if weights == "auto" else {}
-    for kind in WEIGHTS[weights] if llama_cpp and name in GGUF_KINDS else ():
-        peers[f"llama.cpp {kind}"] = _LlamaCpp(name, model_dir, kind, llama_cpp)
+    if llama_cpp is not None and name in GGUF_KINDS:
+        peers |= {
+            f"llama.cpp {kind}": _LlamaCpp(name, model_dir, kind, llama_cpp) for kind in WEIGHTS[weights]
+        }
     if openvino is not None and name in GGUF_KINDS:
         peers["OpenVINO"] = _OpenVino(model_dir, weights, openvino)
     rows = []
     for length in contexts:
-        ours, theirs = [], {peer: [] for peer in peers}
+        ours: list[tuple[float, float]] = []
+        theirs: dict[str, list[tuple[float, float]]] = {peer: [] for peer in peers}
         read_bytes_per_s: list[float] = []
         num_warm = int(length == contexts[0])  # rounds that are not counted
         for number in range(num_warm + ROUNDS):

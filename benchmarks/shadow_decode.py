@@ -147,7 +147,8 @@ def measure_decode() -> list[Row]:
 
 
 def _compared(decoding: Decoding, budget: int, name: str) -> list[Row]:
-    exact, shadow = [], []
+    exact: list[float] = []
+    shadow: list[float] = []
     for _ in range(ROUNDS):
         for chosen, found in ((None, exact), (budget, shadow)):
             decoding.look_through(chosen)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, count
 from math import log
 from random import Random
+from typing import Any
 
 from benchmarks.table import Row
 from kvchat.engine.api.ids import GroupId
@@ -54,7 +55,7 @@ class _Known:
 
 class _Walk:
     def __init__(self, seed: int, num_states: int, *, with_documents: bool) -> None:
-        shape = {"num_kv_heads": 1, "head_dim_k": 1, "head_dim_v": 1, "dtype": "F32"}
+        shape: dict[str, Any] = {"num_kv_heads": 1, "head_dim_k": 1, "head_dim_v": 1, "dtype": "F32"}
         groups = (
             Group(id=GroupId(0), spec=FullSpec(**shape), layers=(0,)),
             Group(id=GroupId(1), spec=state_spec([StateTensor("rec", 0, "F32", (1,))], 1), layers=(1,)),

@@ -16,6 +16,7 @@ from kvchat.engine.cache.device_tier import DeviceTier
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.formats.full.spec import FullSpec
 from kvchat.engine.formats.spec import Group
+from kvchat.engine.memory.disk.block_encryption import DiskKey
 from kvchat.engine.memory.disk.block_file import (
     BlockForm,
     BlockHeader,
@@ -117,7 +118,7 @@ def _put(blocks_dir: Path, header: BlockHeader) -> FoundBlock:
     identity = FileIdentity(form=FORM, header=header)
     payload = bytes(BLOCK_SIZE)
     data = render_head(identity, memoryview(payload)) + payload
-    path = block_path(blocks_dir, FINGERPRINT, header.key, GROUP)
+    path = block_path(blocks_dir, FINGERPRINT, DiskKey(header.key), GROUP)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
     return FoundBlock(

@@ -76,9 +76,10 @@ def _talk(settings: Settings) -> int:
             conversation = chat.create(title=f"conversation {number}")
             for _ in chat.send(conversation, _long_text(f"In year {number} ", _length_of(chat.template))):
                 ...
-            assert len(conversation.token_ids) >= NUM_TOKENS
+            assert len(conversation.token_ids or ()) >= NUM_TOKENS
             chat.close(conversation)
         snapshot = kvchat.engine.snapshot()
+    assert snapshot is not None
     device = snapshot.tiers[0]
     num_bytes = device.used_bytes + device.cached_bytes
     # Of the starter half are blocks behind the windows, for which the pool need have no room.

@@ -10,7 +10,10 @@ from optimum.intel import OVModelForCausalLM, OVWeightQuantizationConfig
 
 from benchmarks.cpu.engines.random_tokens import following
 
-_QUANTIZED = {"8": {"bits": 8}, "4": {"bits": 4, "group_size": 64, "sym": False, "ratio": 1.0}}
+_QUANTIZED: dict[str, dict[str, Any]] = {
+    "8": {"bits": 8},
+    "4": {"bits": 4, "group_size": 64, "sym": False, "ratio": 1.0},
+}
 
 
 class OpenVinoEngine:
