@@ -30,6 +30,7 @@ from kvchat.engine.forward.layerwise_check import walking_pass
 from kvchat.engine.forward.runner import ForwardPass, Runner
 from kvchat.engine.forward.self_check_cache import name_of
 from kvchat.engine.kernels.machine_report import processor_name
+from kvchat.engine.kernels.shadow_checks import shadow_trials
 from kvchat.engine.kernels.stream_protocol import InlineStreams
 from kvchat.engine.kernels.triton_support import is_interpreted
 from kvchat.engine.memory.aligned_memory import MOST_BYTES, prefault
@@ -52,7 +53,7 @@ from kvchat.engine.models.weights_setting import WeightSource, dtype_of
 from kvchat.engine.sampling.sampler import Sampler
 from kvchat.engine.sampling.speculative.ngram_proposer import NgramProposer
 from kvchat.engine.scheduling.scheduler import Drafter, NoDrafter
-from kvchat.engine.startup.gpu import limits_of, recorded_bytes, short_steps, try_shadows, unrecorded
+from kvchat.engine.startup.gpu import limits_of, recorded_bytes, short_steps, try_gpu, unrecorded
 from kvchat.engine.startup.memory_profile import activation_bytes, measured
 from kvchat.engine.startup.parts import EngineParts
 from kvchat.engine.startup.weights import Candidate, EngineWeights, fingerprint_of, load_candidate
@@ -211,7 +212,7 @@ def shadows_of(loaded: LoadedModel, groups: Sequence[Group], limit_bytes: int) -
     device = next(loaded.module.parameters()).device
     module: Any = loaded.module
     sizes = shadow_sizes(module.config.get_text_config(), groups)
-    try_shadows(device, loaded.dtype, sizes)
+    try_gpu(device, loaded.dtype, shadow_trials(sizes), lambda _: None)
     streams = CudaStreams(device) if device.type == "cuda" else InlineStreams()
     return Shadows(view, rotaries, limit_bytes, streams)
 
