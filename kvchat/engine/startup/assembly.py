@@ -133,6 +133,7 @@ def assemble(
     limits = limits_of(groups, pool, lengths.context_len)
     short = short_steps(forward, groups, limits, activation, config.cache_dir, report)
     return EngineParts(
+        config=config,
         info=replace(
             info,
             model=model,
@@ -144,7 +145,6 @@ def assemble(
             unrecorded=unrecorded(forward, groups, short),
         ),
         manager=manager,
-        max_batch_tokens=config.max_batch_tokens,
         runner=Runner(forward, metadata_builders(groups, config.block_size, resources), short),
         runs_ahead=short is not None,
         sampler=Sampler(config.seed),
@@ -153,13 +153,11 @@ def assemble(
         mover=mover,
         rates=rates,
         persisted_rates=persisted_rates,
-        idle_demote_s=config.idle_demote_s,
         reader=Reader(mover.fetch, max_bytes=READ_QUEUE_BYTES, read_ahead=mover.read_ahead),
         saver=open_saver(pool, store, manager, save_transport),
         save_transport=save_transport,
         store=store,
         disk_problem=disk_problem,
-        is_gone=config.is_gone,
         shadows=shadows,
         beside_bytes=memory.beside_bytes if device.type == "cpu" else None,
         weights=EngineWeights(candidate, config, pool),
