@@ -18,18 +18,17 @@ from kvchat.engine.formats.attention_metadata import AttentionMetadata, LayerPoo
 from kvchat.engine.forward.fused_pass import Fusion
 from kvchat.engine.forward.runner import InputBatch
 from kvchat.engine.kernels.decoder_layers.args import DecoderLayer
+from kvchat.engine.kernels.decoder_layers.reference import norm_of
 from kvchat.engine.kernels.decoder_layers.torch_layers import (
     LayerWeights,
     Projected,
     after_attention,
     before_attention,
     linear_of,
-    norm_of,
     weights_of,
     with_weights,
 )
 from kvchat.engine.kernels.paged_attention import paged_attention
-from kvchat.engine.kernels.paged_attention.args import AttentionArgs
 from kvchat.engine.kernels.rope_and_store import rope_store
 from kvchat.engine.kernels.rope_and_store.reference import RopeStore
 from kvchat.engine.kernels.store_kv import store_kv
@@ -124,16 +123,7 @@ class LayerwisePass:
         layer, pool = self.fusion.layers[number], self._pools[number]
         step = row.groups[pool.group]
         query = _turned_and_stored(projected, pool, step, None if layer.rope is None else ropes[layer.rope])
-        heads = layer.heads
-        args = AttentionArgs(
-            spans=step.spans,
-            prepared=step.prepared,
-            softmax_scale=heads.scale,
-            window=heads.window,
-            chunk=heads.chunk,
-            softcap=heads.softcap,
-            sinks=heads.sinks,
-        )
+        args = layer.heads.args(step.spans, step.prepared)
         return paged_attention(query, pool.keys, pool.values, args)
 
 
