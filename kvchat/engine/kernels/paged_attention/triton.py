@@ -17,8 +17,7 @@ from kvchat.engine.kernels.paged_attention import triton_launcher
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs
 from kvchat.engine.kernels.paged_attention.step_tables import tables_of
 from kvchat.engine.kernels.paged_attention.triton_launcher import LaunchTarget
-from kvchat.engine.kernels.tile_config import HALF, MOST_REGISTERS, Tiling
-from kvchat.engine.kernels.triton_support import in_rows
+from kvchat.engine.kernels.triton_support import HALF, MOST_REGISTERS, Tiling, in_rows
 
 PART_LEN = 512
 """A query that stands alone gets a further program for every so many keys."""

@@ -27,8 +27,7 @@ from kvchat.engine.kernels.paged_attention.triton_launcher import LaunchTarget
 from kvchat.engine.kernels.quantized_attention import triton_dequantize as packed
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool, QuantizedStep
 from kvchat.engine.kernels.quantized_attention.triton_dequantize import products_with_keys, weighted_values
-from kvchat.engine.kernels.tile_config import HALF, MOST_REGISTERS, Tiling
-from kvchat.engine.kernels.triton_support import in_rows
+from kvchat.engine.kernels.triton_support import HALF, MOST_REGISTERS, Tiling, in_rows
 
 PART_LEN = 512
 """A query that stands alone gets a further program for every so many keys."""
