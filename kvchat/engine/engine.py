@@ -47,18 +47,19 @@ class Engine:
     """Computes requests on one model; see the module's text."""
 
     def __init__(self, parts: EngineParts, clock: Callable[[], float] = time.monotonic) -> None:
+        config = parts.config
         self.info = parts.info
         self._parts = parts
         self._manager = parts.manager
         self._runner = parts.runner
         self._save_policy = SavePolicy(
-            parts.manager, parts.saver, clock, parts.disk_problem, parts.rates, parts.is_gone
+            parts.manager, parts.saver, clock, parts.disk_problem, parts.rates, config.is_gone
         )
         self._store = parts.store
         self._clock = clock
         self._loads = InFlightLoads(parts.manager.device, parts.reader, parts.rates, self._carry_out)
         self._prefetcher = Prefetcher(parts.manager, self._loads)
-        self._scheduler = Scheduler(parts.manager, parts.max_batch_tokens, parts.drafter)
+        self._scheduler = Scheduler(parts.manager, config.max_batch_tokens, parts.drafter)
         self._overlapped: OverlappedDecode | None = None
         if parts.runs_ahead:
             self._overlapped = OverlappedDecode(parts.manager, self._scheduler, parts.runner, self._carry_out)
@@ -78,17 +79,17 @@ class Engine:
         )
         self._shadows = parts.shadows
         self._format_advisor = FormatAdvisor(
-            parts.manager, parts.info, parts.max_batch_tokens, parts.beside_bytes
+            parts.manager, parts.info, config.max_batch_tokens, parts.beside_bytes
         )
         self._validator = RequestValidator(
             parts.manager,
             self._output,
             parts.info,
-            parts.max_batch_tokens,
+            config.max_batch_tokens,
             None if parts.shadows is None else parts.shadows.limit_bytes,
         )
         self._idle_demotion = IdleDemotion(
-            self._scheduler, self._save_policy, clock, parts.idle_demote_s, self._carry_out
+            self._scheduler, self._save_policy, clock, config.idle_demote_s, self._carry_out
         )
 
     @classmethod

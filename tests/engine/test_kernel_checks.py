@@ -1,6 +1,8 @@
 """In which type a GPU's kernels are tried: that of the weights, before anything relies on them."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,11 +35,11 @@ def test_kernels_are_tried_in_the_type_that_the_weights_have(
     dtype: str, tried: str, tiny: TinyModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the trial's call is looked at: without a GPU there is none."""
-    calls: list[tuple[torch.device, str]] = []
-    monkeypatch.setattr(weights, "try_gpu", lambda device, name, _: calls.append((device, name)))
+    calls: set[tuple[torch.device, str]] = set()
+    monkeypatch.setattr(weights, "try_gpu", lambda device, name, *_: calls.add((device, name)))
     cpu = torch.device("cpu")
     weights.load_candidate(WeightSource(model_dir=Path(tiny("llama"))), EngineConfig(dtype=dtype), cpu)
-    assert calls == [(cpu, tried)]
+    assert calls == {(cpu, tried)}
 
 
 HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_dim_k": 16, "head_dim_v": 16}
@@ -48,15 +50,15 @@ def test_kernels_are_tried_in_the_models_own_sizes(
     cache_format: str, tiny: TinyModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the blocks of its check at load before that, then in those of its cache, exact and quantised."""
-    calls: list[tuple[AttentionSizes, ...]] = []
-    monkeypatch.setattr(weights, "try_sizes", lambda device, name, sizes, _: calls.append(sizes))
+    calls: list[Mapping[str, Any]] = []
+    monkeypatch.setattr(weights, "try_gpu", lambda device, name, trials, *_: calls.append(trials))
     config = EngineConfig(dtype="float32", cache_format=cache_format, block_size=32)
     weights.load_candidate(WeightSource(model_dir=Path(tiny("llama"))), config, torch.device("cpu"))
-    before, after = calls
-    assert before == (AttentionSizes(**HEADS, block_size=4),)
+    before, after = ({sizes for one in trials.values() for sizes in one.args[1]} for trials in calls[1:])
+    assert before == {AttentionSizes(**HEADS, block_size=4)}
     exact = AttentionSizes(**HEADS, block_size=32)
     quantized = AttentionSizes(**HEADS, block_size=32, codes=(Code.INT8, Code.INT4))
-    assert set(after) == ({exact} if cache_format == "exact" else {exact, quantized})
+    assert after == ({exact} if cache_format == "exact" else {exact, quantized})
 
 
 class Config:

@@ -116,7 +116,8 @@ def fuse(loaded: LoadedModel, groups: Sequence[Group], checks: SelfCheckCache | 
     """Return the fused layers of a model that runs by its attention.
 
     Args:
-        checks: what is known of the model: that it passed, and which layers are not turned.
+        checks: what is known of the model: that it passed, which layers are not turned, and whether prompts
+            may be rounded.
 
     Raises: Unmatched: its layers cannot be fused; the message says why.
 
@@ -132,18 +133,13 @@ def fuse(loaded: LoadedModel, groups: Sequence[Group], checks: SelfCheckCache | 
         raise Unmatched("its cache is not read by native kernels")
     checks, name = checks or SelfCheckCache(), name_of("fused layers", groups, loaded.max_context)
     if (known := checks.find(name)) is not None:
-        may_round = checks.find(_rounding(groups, loaded)) is True
-        return replace(_recalled(loaded, groups, known), may_round=may_round)
+        unturned, may_round = known
+        return replace(_recalled(loaded, groups, unturned), may_round=may_round)
     sample = take_sample(loaded, groups)
     may_round = require_everywhere(loaded, sample, _require_all)
-    checks.keep(_rounding(groups, loaded), may_round)
-    layers = enumerate(sample.fusion.layers)
-    checks.keep(name, [number for number, layer in layers if layer.rope is None])
+    unturned = [number for number, layer in enumerate(sample.fusion.layers) if layer.rope is None]
+    checks.keep(name, [unturned, may_round])
     return replace(sample.fusion, may_round=may_round)
-
-
-def _rounding(groups: Sequence[Group], loaded: LoadedModel) -> str:
-    return name_of("fused layers, rounded", groups, loaded.max_context)
 
 
 def require_everywhere(

@@ -14,22 +14,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvchat.engine.formats.attention_metadata import AttentionMetadata, LayerPool
 from kvchat.engine.forward.fused_pass import Fusion
 from kvchat.engine.forward.runner import InputBatch
 from kvchat.engine.kernels.decoder_layers.args import DecoderLayer
+from kvchat.engine.kernels.decoder_layers.reference import norm_of
 from kvchat.engine.kernels.decoder_layers.torch_layers import (
     LayerWeights,
     Projected,
     after_attention,
     before_attention,
     linear_of,
-    norm_of,
     weights_of,
     with_weights,
 )
 from kvchat.engine.kernels.paged_attention import paged_attention
-from kvchat.engine.kernels.paged_attention.args import AttentionArgs
 from kvchat.engine.kernels.rope_and_store import rope_store
 from kvchat.engine.kernels.rope_and_store.reference import RopeStore
 from kvchat.engine.kernels.store_kv import store_kv
@@ -123,30 +121,16 @@ class LayerwisePass:
         """Turn and store what a layer projected, and attend."""
         layer, pool = self.fusion.layers[number], self._pools[number]
         step = row.groups[pool.group]
-        query = _turned_and_stored(projected, pool, step, None if layer.rope is None else ropes[layer.rope])
-        heads = layer.heads
-        args = AttentionArgs(
-            spans=step.spans,
-            prepared=step.prepared,
-            softmax_scale=heads.scale,
-            window=heads.window,
-            chunk=heads.chunk,
-            softcap=heads.softcap,
-            sinks=heads.sinks,
-        )
-        return paged_attention(query, pool.keys, pool.values, args)
-
-
-def _turned_and_stored(
-    projected: Projected, pool: LayerPool, step: AttentionMetadata, rope: tuple[Tensor, ...] | None
-) -> Tensor:
-    query, key, value = projected
-    if rope is None:
-        store_kv(key, value, pool.keys, pool.values, step.slots)
-        return query
-    cosines, sines = rope
-    args = RopeStore(cosines=cosines, sines=sines, k_pool=pool.keys, v_pool=pool.values, slots=step.slots)
-    return rope_store(query, key, value, args)
+        query, key, value = projected
+        if layer.rope is None:
+            store_kv(key, value, pool.keys, pool.values, step.slots)
+        else:
+            cosines, sines = ropes[layer.rope]
+            places = RopeStore(
+                cosines=cosines, sines=sines, k_pool=pool.keys, v_pool=pool.values, slots=step.slots
+            )
+            query = rope_store(query, key, value, places)
+        return paged_attention(query, pool.keys, pool.values, layer.heads.args(step.spans, step.prepared))
 
 
 def _between(

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
+from kvchat.engine.kernels.quantized_record import aligned
+
 TILE = 128
 """Numbers of a latent that share one scale."""
-_WORD = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Fp8Record:
 
     @property
     def scales_at(self) -> int:
-        return _aligned(self.rank)
+        return aligned(self.rank)
 
     @property
     def rope_at(self) -> int:
@@ -41,8 +42,4 @@ class Fp8Record:
 
     @property
     def num_bytes(self) -> int:
-        return _aligned(self.rope_at + 2 * self.rope_dim)
-
-
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // _WORD) * _WORD
+        return aligned(self.rope_at + 2 * self.rope_dim)

@@ -90,20 +90,21 @@ class QuantizedRecord:
 
     @property
     def scales_at(self) -> int:
-        return _aligned(self.num_tokens * self.token_bytes)
+        return aligned(self.num_tokens * self.token_bytes)
 
     @property
     def minima_at(self) -> int:
-        return _aligned(self.scales_at + self.scales_bytes)
+        return aligned(self.scales_at + self.scales_bytes)
 
     @property
     def factor_at(self) -> int:
-        return _aligned(self.minima_at + self.scales_bytes) if self.code.has_minima else self.minima_at
+        return aligned(self.minima_at + self.scales_bytes) if self.code.has_minima else self.minima_at
 
     @property
     def num_bytes(self) -> int:
         return self.factor_at + 4
 
 
-def _aligned(num_bytes: int) -> int:
+def aligned(num_bytes: int) -> int:
+    """Return where the next part of a record begins: at a multiple of 4."""
     return -(-num_bytes // _WORD) * _WORD

@@ -1,6 +1,7 @@
-"""Device support of Triton kernels, and copies of numbers to a device without waiting."""
+"""Device support and tiling of Triton kernels, and copies of numbers to a device without waiting."""
 
 import os
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 
@@ -11,6 +12,27 @@ from kvchat.engine.kernels.health import EVERY, HEALTH
 
 OLDEST_CAPABILITY = (8, 0)
 """The kernels are compiled and measured from this compute capability on."""
+HALF = 2
+"""Bytes of a 16-bit number. Products of wider ones do not run on tensor cores and need many registers."""
+MOST_REGISTERS = 255
+"""A thread has no more of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiling:
+    """Tiles of a launch, chosen so that nothing spills on sm_80, sm_90 and sm_100.
+
+    Args:
+        block_m: rows of a tile, a query and a head each.
+        block_n: keys per turn.
+        max_registers: of a thread; None: as many as the compiler thinks best.
+    """
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+    max_registers: int | None = None
 
 
 def takes_triton(tensor: Tensor, operation: str) -> bool:

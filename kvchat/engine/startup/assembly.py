@@ -30,6 +30,7 @@ from kvchat.engine.forward.layerwise_check import walking_pass
 from kvchat.engine.forward.runner import ForwardPass, Runner
 from kvchat.engine.forward.self_check_cache import name_of
 from kvchat.engine.kernels.machine_report import processor_name
+from kvchat.engine.kernels.shadow_checks import shadow_trials
 from kvchat.engine.kernels.stream_protocol import InlineStreams
 from kvchat.engine.kernels.triton_support import is_interpreted
 from kvchat.engine.memory.aligned_memory import MOST_BYTES, prefault
@@ -52,7 +53,7 @@ from kvchat.engine.models.weights_setting import WeightSource, dtype_of
 from kvchat.engine.sampling.sampler import Sampler
 from kvchat.engine.sampling.speculative.ngram_proposer import NgramProposer
 from kvchat.engine.scheduling.scheduler import Drafter, NoDrafter
-from kvchat.engine.startup.gpu import limits_of, recorded_bytes, short_steps, try_shadows, unrecorded
+from kvchat.engine.startup.gpu import limits_of, recorded_bytes, short_steps, try_gpu, unrecorded
 from kvchat.engine.startup.memory_profile import activation_bytes, measured
 from kvchat.engine.startup.parts import EngineParts
 from kvchat.engine.startup.weights import Candidate, EngineWeights, fingerprint_of, load_candidate
@@ -132,6 +133,7 @@ def assemble(
     limits = limits_of(groups, pool, lengths.context_len)
     short = short_steps(forward, groups, limits, activation, config.cache_dir, report)
     return EngineParts(
+        config=config,
         info=replace(
             info,
             model=model,
@@ -143,7 +145,6 @@ def assemble(
             unrecorded=unrecorded(forward, groups, short),
         ),
         manager=manager,
-        max_batch_tokens=config.max_batch_tokens,
         runner=Runner(forward, metadata_builders(groups, config.block_size, resources), short),
         runs_ahead=short is not None,
         sampler=Sampler(config.seed),
@@ -152,13 +153,11 @@ def assemble(
         mover=mover,
         rates=rates,
         persisted_rates=persisted_rates,
-        idle_demote_s=config.idle_demote_s,
         reader=Reader(mover.fetch, max_bytes=READ_QUEUE_BYTES, read_ahead=mover.read_ahead),
         saver=open_saver(pool, store, manager, save_transport),
         save_transport=save_transport,
         store=store,
         disk_problem=disk_problem,
-        is_gone=config.is_gone,
         shadows=shadows,
         beside_bytes=memory.beside_bytes if device.type == "cpu" else None,
         weights=EngineWeights(candidate, config, pool),
@@ -211,7 +210,7 @@ def shadows_of(loaded: LoadedModel, groups: Sequence[Group], limit_bytes: int) -
     device = next(loaded.module.parameters()).device
     module: Any = loaded.module
     sizes = shadow_sizes(module.config.get_text_config(), groups)
-    try_shadows(device, loaded.dtype, sizes)
+    try_gpu(device, loaded.dtype, shadow_trials(sizes), lambda _: None)
     streams = CudaStreams(device) if device.type == "cuda" else InlineStreams()
     return Shadows(view, rotaries, limit_bytes, streams)
 

@@ -1,7 +1,9 @@
 """GPU start-up: kernel checks and recording of decode graphs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,53 +16,33 @@ from kvchat.engine.forward.layerwise_pass import LayerwisePass
 from kvchat.engine.forward.model_pass import PackedPass
 from kvchat.engine.forward.runner import ForwardPass
 from kvchat.engine.kernels import quantized_attention
-from kvchat.engine.kernels.attention_shapes import KernelSizes, ShadowSizes
 from kvchat.engine.kernels.bounds_checks import debugs
-from kvchat.engine.kernels.kernel_checks import TRIALS, trials_of, try_kernels
-from kvchat.engine.kernels.shadow_checks import shadow_trials
+from kvchat.engine.kernels.kernel_checks import KernelCheck, try_kernels
 from kvchat.engine.kernels.triton_support import is_supported, takes_triton
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.models.load import DTYPES
 
 NUM_ROUNDS = 2
 """Before a step is recorded: kernels are compiled, and libraries allocate what they keep."""
+IN_SIZES = " in the model's sizes"
 
 Report = Callable[[str], None]
 
 
-def try_gpu(device: torch.device, dtype: str, report: Report) -> None:
+def try_gpu(
+    device: torch.device, dtype: str, trials: Mapping[str, KernelCheck], report: Report, where: str = ""
+) -> None:
     """Refuse the kernels that do not compute what they should on this GPU; nothing on other devices.
 
     Args:
         dtype: name of the one in which the model computes.
+        where: in which sizes, in words.
     """
-    if _has_kernels(device):
-        report("trying the GPU's kernels (longer the first time)")
-        try_kernels(device, DTYPES.get(dtype, torch.float32), TRIALS)
-
-
-def try_sizes(device: torch.device, dtype: str, sizes: Sequence[KernelSizes], report: Report) -> None:
-    """Do the same in a model's own sizes.
-
-    Args:
-        sizes: of its layers, each once.
-    """
-    if sizes and _has_kernels(device):
-        report("trying the GPU's kernels in the model's sizes (longer the first time)")
-        try_kernels(device, DTYPES.get(dtype, torch.float32), trials_of(sizes))
-
-
-def try_shadows(device: torch.device, dtype: str, layers: Sequence[ShadowSizes]) -> None:
-    """Do the same with the kernels of shadowed layers, each size once."""
-    if _has_kernels(device):
-        try_kernels(device, DTYPES.get(dtype, torch.float32), shadow_trials(layers))
-
-
-def _has_kernels(device: torch.device) -> bool:
-    """Whether kernels are made for the device."""
-    return device.type == "cuda" and is_supported(
-        torch.cuda.current_device() if device.index is None else device.index
-    )
+    if not trials or device.type != "cuda":
+        return
+    if is_supported(torch.cuda.current_device() if device.index is None else device.index):
+        report(f"trying the GPU's kernels{where} (longer the first time)")
+        try_kernels(device, DTYPES.get(dtype, torch.float32), trials)
 
 
 def recorded_bytes(
@@ -84,36 +66,32 @@ def recorded_bytes(
     return DecodeGraphRunner(forward, groups, limits, compute_anew).recorded_bytes()
 
 
-class CudaGraphs:
-    """Records steps, all in one pool of memory."""
+def record(device: torch.device, pool: Any, step: Callable[[], None]) -> Callable[[], None]:
+    """Return what repeats a step.
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._pool = torch.cuda.graph_pool_handle()
+    Args:
+        pool: where it computes, which may be the same for all steps.
 
-    def record(self, step: Callable[[], None]) -> Callable[[], None]:
-        """Return what repeats the step.
-
-        Raises:
-            RuntimeError: the step waits for the device, which cannot be recorded.
-            torch.AcceleratorError: the device failed while it computed; nothing on it can be trusted.
-        """
-        stream = torch.cuda.Stream(self._device)
-        stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(stream):
-            for _ in range(NUM_ROUNDS):
-                step()
-        torch.cuda.current_stream(self._device).wait_stream(stream)
-        torch.cuda.synchronize(self._device)
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                step()
-        except torch.AcceleratorError as error:
-            # The same class tells of a wait and of a broken device; only the latter answers nothing any more.
-            torch.cuda.synchronize(self._device)
-            raise RuntimeError(f"a step waits for the device: {error}") from error
-        return graph.replay
+    Raises:
+        RuntimeError: the step waits for the device, which cannot be recorded.
+        torch.AcceleratorError: the device failed while it computed; nothing on it can be trusted.
+    """
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        for _ in range(NUM_ROUNDS):
+            step()
+    torch.cuda.current_stream(device).wait_stream(stream)
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            step()
+    except torch.AcceleratorError as error:
+        # The same class tells of a wait and of a broken device; only the latter answers nothing any more.
+        torch.cuda.synchronize(device)
+        raise RuntimeError(f"a step waits for the device: {error}") from error
+    return graph.replay
 
 
 def short_steps(
@@ -133,7 +111,9 @@ def short_steps(
     device = forward.device
     if device.type != "cuda" or debugs() or why_not(forward, groups) is not None:
         return None
-    steps = DecodeGraphRunner(forward, groups, limits, CudaGraphs(device).record)
+    steps = DecodeGraphRunner(
+        forward, groups, limits, partial(record, device, torch.cuda.graph_pool_handle())
+    )
     if isinstance(forward, LayerwisePass) and cache_dir is not None:
         choose(forward, steps.time_smallest, cache_dir, report)
     seconds = steps.prepare(report, lambda: free_bytes(device) >= reserve_bytes)

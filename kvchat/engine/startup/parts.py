@@ -1,9 +1,8 @@
 """Parts of an engine, as assembled at start-up."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvchat.engine.api.config import EngineInfo
+from kvchat.engine.api.config import EngineConfig, EngineInfo
 from kvchat.engine.cache.manager import CacheManager
 from kvchat.engine.formats.shadow.shadows import Shadows
 from kvchat.engine.forward.runner import Runner
@@ -23,19 +22,16 @@ from kvchat.engine.tiering.persisted_rates import PersistedRates
 class EngineParts:
     """The parts of one engine; `saver` and `store` are None without a disk tier.
 
-    `max_batch_tokens`: most tokens computed in one step.
     `disk_problem` says why there is no disk tier although one was wanted.
-    `is_gone`: whether an owner of sequences is gone; nothing is saved for him.
     `save_transport`: how blocks leave the device for the disk; None: in the engine's thread.
     `runs_ahead`: whether steps are handed in before the tokens of the last are read.
     `shadows`: through which long contexts are looked at; None: they are not.
     `beside_bytes`: that a format with shadows could have of host memory; None: there is none on this device.
-    `idle_demote_s`: seconds after which an idle sequence leaves the device; None: never.
     """
 
+    config: EngineConfig
     info: EngineInfo
     manager: CacheManager
-    max_batch_tokens: int
     runner: Runner
     sampler: Sampler
     drafter: Drafter
@@ -43,14 +39,12 @@ class EngineParts:
     mover: TierMover
     rates: Rates
     persisted_rates: PersistedRates
-    idle_demote_s: float | None
     runs_ahead: bool = False
     reader: Reader
     saver: Saver | None
     save_transport: SaveTransport | None = None
     store: DiskStore | None
     disk_problem: str | None = None
-    is_gone: Callable[[str], bool] | None = None
     shadows: Shadows | None = None
     beside_bytes: int | None = None
     weights: EngineWeights

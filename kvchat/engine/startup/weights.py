@@ -22,6 +22,7 @@ from kvchat.engine.forward import self_check
 from kvchat.engine.forward.kernel_sizes import sizes_in_config, sizes_in_groups
 from kvchat.engine.forward.model_route import ModelPlan, Route, choose_route
 from kvchat.engine.forward.self_check_cache import SelfCheckCache, checks_of
+from kvchat.engine.kernels.kernel_checks import TRIALS, trials_of
 from kvchat.engine.kernels.threads import choose_threads
 from kvchat.engine.memory.device_pool import DevicePool
 from kvchat.engine.memory.disk.open_tier import open_store
@@ -33,7 +34,7 @@ from kvchat.engine.models.known_fingerprints import remember
 from kvchat.engine.models.linear.packed import overwrite, tensors_of
 from kvchat.engine.models.load import LoadedModel
 from kvchat.engine.models.weights_setting import WeightSource, in_wanted_form
-from kvchat.engine.startup.gpu import try_gpu, try_sizes
+from kvchat.engine.startup.gpu import IN_SIZES, try_gpu
 from kvchat.errors import ConfigError, ModelNotFound, ModelUnreadable, UnsupportedModel
 
 DIGESTS_FILE = "weights.json"
@@ -85,13 +86,15 @@ def load_candidate(
     # Before the route is chosen, which is by what kernels compute.
     module: Any = loaded.module
     sizes = module.config.get_text_config()
-    try_gpu(device, loaded.dtype, report)
-    try_sizes(device, loaded.dtype, sizes_in_config(sizes, self_check.BLOCK_SIZE), report)
+    try_gpu(device, loaded.dtype, TRIALS, report)
+    trials = trials_of(sizes_in_config(sizes, self_check.BLOCK_SIZE))
+    try_gpu(device, loaded.dtype, trials, report, IN_SIZES)
     torch.set_num_threads(choose_threads(loaded.weight_bytes, config.threads))
     checks = checks_of(config.cache_dir, checkpoint, loaded)
     served = choose_route(loaded, checks)
     groups = groups_in(served, config.cache_format, config.block_size)
-    try_sizes(device, loaded.dtype, sizes_in_groups(sizes, groups, config.block_size), report)
+    trials = trials_of(sizes_in_groups(sizes, groups, config.block_size))
+    try_gpu(device, loaded.dtype, trials, report, IN_SIZES)
     served = replace(served, groups=groups)
     return Candidate(source=source, checkpoint=checkpoint, loaded=loaded, served=served, checks=checks)
 

@@ -1,12 +1,13 @@
-"""Blocks moved in torch operations end up as the definition has them."""
+"""Blocks are moved as whole runs of bytes, whatever the sizes of their regions."""
 
 from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
+from torch import Tensor
 
 from kvchat.engine.kernels.bounds_checks import debugs
-from kvchat.engine.kernels.move_blocks import BlockMoves, reference
+from kvchat.engine.kernels.move_blocks import BlockMoves
 from kvchat.engine.kernels.move_blocks.bring import bring_blocks, runs_of
 from kvchat.engine.kernels.move_blocks.reference import BlockRegions
 
@@ -35,19 +36,33 @@ def debugged(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     debugs.cache_clear()
 
 
+def runs_in(regions: BlockRegions) -> Tensor:
+    """Return all blocks as runs of bytes, one region behind the other."""
+    parts = zip(regions.starts, regions.sizes, strict=True)
+    return torch.cat(
+        [regions.buffer[at : at + NUM_BLOCKS * size].view(NUM_BLOCKS, size) for at, size in parts], dim=1
+    )
+
+
 @pytest.mark.parametrize("ids", [[5, 0, 3], [2], []])
-def test_moves_are_those_of_the_reference(ids: Sequence[int]) -> None:
-    mine, wanted = make_regions(), make_regions()
-    moves, blocks = BlockMoves(mine), torch.tensor(ids, dtype=torch.int64)
-    targets = [1, 6, 4][: len(ids)]
+def test_blocks_move_region_by_region_and_nothing_else_does(ids: Sequence[int]) -> None:
+    regions, targets = make_regions(), [1, 6, 4][: len(ids)]
+    moves, wanted = BlockMoves(regions), runs_in(regions)
     moves.copy(ids, targets)
-    reference.copy_blocks(wanted, blocks, torch.tensor(targets, dtype=torch.int64))
-    assert torch.equal(mine.buffer, wanted.buffer)
+    for source, target in zip(ids, targets, strict=True):
+        wanted[target] = wanted[source]
+    assert torch.equal(runs_in(regions), wanted)
     runs = moves.gather(ids)
-    assert torch.equal(runs, reference.gather_blocks(wanted, blocks))
+    assert runs.shape == (len(ids), sum(SIZES))
+    assert all(torch.equal(run, wanted[source]) for run, source in zip(runs, ids, strict=True))
     moves.scatter(targets[::-1], runs)
-    reference.scatter_blocks(wanted, torch.tensor(targets[::-1], dtype=torch.int64), runs)
-    assert torch.equal(mine.buffer, wanted.buffer)
+    for run, target in zip(runs, targets[::-1], strict=True):
+        wanted[target] = run
+    assert torch.equal(runs_in(regions), wanted)
+    gaps = make_regions().buffer
+    for at, size in zip(regions.starts, SIZES, strict=True):
+        gaps[at : at + NUM_BLOCKS * size] = regions.buffer[at : at + NUM_BLOCKS * size]
+    assert torch.equal(regions.buffer, gaps)
 
 
 @pytest.mark.usefixtures("debugged")

@@ -60,7 +60,8 @@ def test_with_all_chunks_and_the_full_rank_it_is_dense_attention(num_queries: in
     scores = shadow.chunk_scores(query, means, NONE, SCALE)
     seen = shadow.chosen(scores, NUM_CHUNKS, torch.zeros_like(scores, dtype=torch.bool))
     keys = turned(restored(pre, basis))
-    found = shadow.attention(query, keys, values, seen.repeat_interleave(CHUNK, 1), SCALE)
+    rows = keys.transpose(0, 1), values.transpose(0, 1)
+    found = shadow.gathered_attention(query, *rows, SCALE, seen.repeat_interleave(CHUNK, 1))
     wanted = dense(query, turned(pre), values)
     assert ((found - wanted).norm() / wanted.norm()).item() < 5e-6
     assert basis.energy == pytest.approx(1)

@@ -21,7 +21,7 @@ from kvchat.engine.kernels.paged_attention import triton as attention
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs
 from kvchat.engine.kernels.rope_and_store import triton as rope_store_triton
 from kvchat.engine.kernels.store_kv import triton as store_triton
-from kvchat.engine.kernels.tile_config import Tiling
+from kvchat.engine.kernels.triton_support import Tiling
 from tests.engine.kernels.compiled import (
     BYTES,
     COMPILES,

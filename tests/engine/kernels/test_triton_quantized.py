@@ -17,7 +17,7 @@ from kvchat.engine.kernels.quantized_attention import triton as kernels
 from kvchat.engine.kernels.quantized_attention import triton_dequantize as packed
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool
 from kvchat.engine.kernels.quantized_record import Code, QuantizedRecord
-from kvchat.engine.kernels.tile_config import Tiling
+from kvchat.engine.kernels.triton_support import Tiling
 from tests.engine.kernels.compiled import (
     BYTES,
     COMPILES,

@@ -3,7 +3,6 @@
 from importlib.util import find_spec
 
 import pytest
-import torch
 
 if find_spec("triton") is None:
     pytest.skip("Triton is there on Linux only", allow_module_level=True)
@@ -25,12 +24,6 @@ pytestmark = COMPILES
 
 def test_a_kernel_equals_its_reference_and_what_reads_something_else_does_not() -> None:
     assert_right("run_interpreted_shadow")
-
-
-def test_more_slots_than_a_program_holds_are_refused() -> None:
-    slots = torch.zeros(1, MOST_SLOTS + 1, dtype=torch.int64)
-    with pytest.raises(ValueError, match="1025 slots are more than a program holds: at most 1024"):
-        kernels.exchange(slots, slots)
 
 
 def compile_scores(capability: int, dtype: str, group: int, dim: int) -> Compiled:

@@ -5,15 +5,15 @@ state C channels, L taps, P kept inputs, G key heads or groups, K and V numbers 
 experts E of them, I inner numbers of each.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
 from kvchat.engine.kernels.linear.widened_layout import InterleavedWeight
-from kvchat.engine.kernels.paged_attention.args import SequenceSpan
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs, Prepared, SequenceSpan
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool
 from kvchat.engine.kernels.quantized_linear import QuantizedWeight
 
@@ -87,13 +87,11 @@ class Heads:
     key_norm: Norm | None = None
     is_gated: bool = False
 
-    @property
-    def norms(self) -> tuple[Norm | None, ...]:
-        return self.query_norm, self.key_norm
-
-    @property
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        return (self.sinks,)
+    def args(self, spans: Sequence[SequenceSpan], prepared: Prepared | None = None) -> AttentionArgs:
+        """Return how its queries see the sequences of a step."""
+        return AttentionArgs(
+            spans, self.scale, self.window, self.chunk, self.softcap, self.sinks, prepared=prepared
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,11 +105,6 @@ class ShortConvolution:
 
     taps: Tensor
     bias: Tensor | None
-    norms: ClassVar[tuple[Norm | None, ...]] = ()
-
-    @property
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        return self.taps, self.bias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,14 +136,6 @@ class GatedDelta:
         """How many numbers it gets of each kind, in order."""
         return len(self.conv.taps), self.num_heads * self.value_dim, self.num_heads, self.num_heads
 
-    @property
-    def norms(self) -> tuple[Norm | None, ...]:
-        return (self.norm,)
-
-    @property
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        return *self.conv.tensors, self.decay, self.step_bias
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectiveScan:
@@ -181,14 +166,6 @@ class SelectiveScan:
     skip: Tensor
     norm: Norm
     least_step: float = 0.0
-
-    @property
-    def norms(self) -> tuple[Norm | None, ...]:
-        return (self.norm,)
-
-    @property
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        return *self.conv.tensors, self.decay, self.step_bias, self.skip
 
 
 Mixer = Heads | ShortConvolution | GatedDelta | SelectiveScan
@@ -298,14 +275,6 @@ class DecoderLayer:
         return of_mixing + of_mlp + (() if self.experts is None else self.experts.linears)
 
     @property
-    def norms(self) -> tuple[Norm | None, ...]:
-        mixing, mlp, experts = self.mixing, self.mlp, self.experts
-        of_mixing = () if mixing is None else (mixing.before, mixing.after, *mixing.mixer.norms)
-        if mlp is not None:
-            return *of_mixing, mlp.before, mlp.after
-        return of_mixing if experts is None else (*of_mixing, experts.before)
-
-    @property
     def kind(self) -> Hashable:
         """The same for layers that compute the same with other numbers."""
         return _kind_of(self)
@@ -318,9 +287,22 @@ def _kind_of(part: Any) -> Hashable:
     if isinstance(part, tuple):
         return tuple(map(_kind_of, part))
     if is_dataclass(part):
-        return type(part).__name__, *(_kind_of(getattr(part, field.name)) for field in fields(part))
+        return type(part).__name__, *map(_kind_of, _fields_of(part))
     kind: Hashable = part
     return kind
+
+
+def tensors_of(part: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a layer, or of a part of one."""
+    if isinstance(part, Tensor):
+        yield part
+    elif isinstance(part, tuple) or is_dataclass(part):
+        for one in part if isinstance(part, tuple) else _fields_of(part):
+            yield from tensors_of(one)
+
+
+def _fields_of(part: Any) -> list[Any]:
+    return [getattr(part, field.name) for field in fields(part)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

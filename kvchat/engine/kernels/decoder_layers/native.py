@@ -29,6 +29,7 @@ from kvchat.engine.kernels.decoder_layers.args import (
     ShortConvolution,
     StepRows,
     TokenMixing,
+    tensors_of,
 )
 from kvchat.engine.kernels.gated_delta.native import MOST_DIM
 from kvchat.engine.kernels.linear.packed_layout_probe import packed_layout
@@ -414,7 +415,7 @@ def _mixer(mixer: ShortConvolution | GatedDelta | SelectiveScan, pool: FusedStat
     num_channels, num_taps = conv.taps.shape
     if not num_taps - 1 <= pool.inputs.shape[-1] <= MOST_TAPS or num_taps > MOST_TAPS:
         raise ValueError(f"convolutions of {num_taps} taps that keep {pool.inputs.shape[-1]} inputs")
-    if not all(one is None or one.is_contiguous() for one in mixer.tensors):
+    if not all(one.is_contiguous() for one in tensors_of(mixer)):
         raise ValueError("weights with gaps")
     made = _Mixer(
         kind=_CONVOLUTION,

@@ -30,7 +30,7 @@ from kvchat.engine.kernels.decoder_layers.args import (
 )
 from kvchat.engine.kernels.gated_delta.reference import gated_delta
 from kvchat.engine.kernels.linear.widened_layout import InterleavedWeight
-from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair
+from kvchat.engine.kernels.paged_attention.args import KVPair
 from kvchat.engine.kernels.paged_attention.reference import paged_attention
 from kvchat.engine.kernels.quantized_attention.reference import quantized_attention
 from kvchat.engine.kernels.quantized_linear import QuantizedWeight, dequantize
@@ -69,19 +69,19 @@ def decoder_layers(
     for layer, pool in zip(layers, pools, strict=True):
         mixing, mlp = layer.mixing, layer.mlp
         if mixing is not None:
-            inputs = _inputs(_norm(hidden, mixing.before), mixing, multiply)
+            inputs = _inputs(norm_of(hidden, mixing.before), mixing, multiply)
             if isinstance(pool, FusedStatePool):
                 mixed = _from_states(inputs, mixing.mixer, pool, step.states[pool.group])
             else:
                 assert pool is not None
                 mixed = _attend(inputs, layer, pool, ropes, step)
-            hidden = hidden + layer.residual * _norm(multiply(mixed, mixing.output), mixing.after)
+            hidden = hidden + layer.residual * norm_of(multiply(mixed, mixing.output), mixing.after)
         added = None
         if mlp is not None:
-            inner = inner_of(_norm(hidden, mlp.before), mlp, multiply)
-            added = _norm(multiply(inner, mlp.down), mlp.after)
+            inner = inner_of(norm_of(hidden, mlp.before), mlp, multiply)
+            added = norm_of(multiply(inner, mlp.down), mlp.after)
         if layer.experts is not None:
-            added = _beside_experts(_norm(hidden, layer.experts.before), layer.experts, added)
+            added = _beside_experts(norm_of(hidden, layer.experts.before), layer.experts, added)
         if added is not None:
             hidden = hidden + layer.residual * added
     return hidden
@@ -102,14 +102,16 @@ def _beside_experts(x: Tensor, experts: Experts, added: Tensor | None) -> Tensor
 
 def logits(hidden: Tensor, last_norm: Norm, head: Linear, step: StepRows) -> Tensor:
     """Return the logits [R, V] of the sampling rows, float32."""
-    return _linear(_norm(hidden[step.sampling], last_norm), head)
+    return _linear(norm_of(hidden[step.sampling], last_norm), head)
 
 
-def _norm(x: Tensor, norm: Norm | None) -> Tensor:
+def norm_of(x: Tensor, norm: Norm | None) -> Tensor:
+    """Return rows [..., N] normed in float32, in their own dtype."""
     if norm is None:
         return x
-    factor = norm.weight.float() + (1.0 if norm.adds_one else 0.0)
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + norm.epsilon) * factor
+    numbers, weight = x.float(), norm.weight.float()
+    by_root = numbers * torch.rsqrt(numbers.square().mean(-1, keepdim=True) + norm.epsilon)
+    return (by_root * (weight + 1.0 if norm.adds_one else weight)).to(x.dtype)
 
 
 def _linear(x: Tensor, linear: Linear) -> Tensor:
@@ -188,7 +190,7 @@ def _from_state(
     rates = decay[None], b.sigmoid()[None]
     out, pool.states[write : write + 1] = gated_delta(query, key, value, *rates, state, is_normal=True)
     gates = z.unflatten(1, (mixer.num_heads, mixer.value_dim))
-    return (_norm(out[0], mixer.norm) * functional.silu(gates)).flatten(1)
+    return (norm_of(out[0], mixer.norm) * functional.silu(gates)).flatten(1)
 
 
 def _scanned(inputs: Tensor, mixer: SelectiveScan, pool: FusedStatePool, read: int, write: int) -> Tensor:
@@ -230,20 +232,13 @@ def _attend(
     query = query.unflatten(1, (heads.num_heads, -1))
     query, gates = query[..., : heads.dim], query[..., heads.dim :]
     key, value = (part.unflatten(1, (heads.num_kv_heads, heads.dim)) for part in (key, value))
-    query, key = _norm(query, heads.query_norm), _norm(key, heads.key_norm)
+    query, key = norm_of(query, heads.query_norm), norm_of(key, heads.key_norm)
     if layer.rope is not None:
         rope = ropes[layer.rope]
         cosines, sines = rope.cosines[step.positions], rope.sines[step.positions]
         query, key = turned(query, cosines, sines), turned(key, cosines, sines)
     store_kv(key.to(pool.keys.dtype), value.to(pool.values.dtype), pool.keys, pool.values, rows.slots)
-    args = AttentionArgs(
-        spans=rows.spans,
-        softmax_scale=heads.scale,
-        window=heads.window,
-        chunk=heads.chunk,
-        softcap=heads.softcap,
-        sinks=heads.sinks,
-    )
+    args = heads.args(rows.spans)
     if pool.quantized is None:
         attended = paged_attention(query, pool.keys, pool.values, args)
     else:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kvchat.engine.kernels.decoder_layers.args import DecoderLayer, Linear, Mlp, Norm, TokenMixing
-from kvchat.engine.kernels.decoder_layers.reference import inner_of
+from kvchat.engine.kernels.decoder_layers.reference import inner_of, norm_of
 
 Projected = tuple[Tensor, Tensor, Tensor]
 """Queries [T, H, D], keys and values [T, H_kv, D], not turned yet."""
@@ -36,7 +36,7 @@ def weights_of(layer: DecoderLayer) -> LayerWeights:
         if not isinstance(linear.weight, Tensor) or linear.weight.is_mkldnn:
             raise ValueError("weights that are packed or quantized")
         products.append((linear.weight, linear.bias))
-    norms = tuple(norm.weight if norm is not None else None for norm in layer.norms)
+    norms = tuple(norm.weight if norm is not None else None for norm in _norms(layer))
     return LayerWeights(tuple(products), norms)
 
 
@@ -46,7 +46,7 @@ def with_weights(layer: DecoderLayer, weights: LayerWeights) -> DecoderLayer:
     linears = [Linear(weight=weight, bias=bias) for weight, bias in weights.products]
     norms = [
         None if norm is None or weight is None else replace(norm, weight=weight)
-        for norm, weight in zip(layer.norms, weights.norms, strict=True)
+        for norm, weight in zip(_norms(layer), weights.norms, strict=True)
     ]
     before, after, query_norm, key_norm, before_mlp, after_mlp = norms
     assert before is not None
@@ -77,18 +77,16 @@ def after_attention(hidden: Tensor, attended: Tensor, layer: DecoderLayer) -> Te
     return hidden + layer.residual * norm_of(added, mlp.after)
 
 
+def _norms(layer: DecoderLayer) -> tuple[Norm | None, ...]:
+    mixing, mlp = _halves(layer)
+    heads = layer.heads
+    return mixing.before, mixing.after, heads.query_norm, heads.key_norm, mlp.before, mlp.after
+
+
 def _halves(layer: DecoderLayer) -> tuple[TokenMixing, Mlp]:
     assert layer.mixing is not None
     assert layer.mlp is not None
     return layer.mixing, layer.mlp
-
-
-def norm_of(x: Tensor, norm: Norm | None) -> Tensor:
-    if norm is None:
-        return x
-    numbers, weight = x.float(), norm.weight.float()
-    by_root = numbers * (numbers.square().mean(-1, keepdim=True) + norm.epsilon).rsqrt()
-    return (by_root * (weight + 1.0 if norm.adds_one else weight)).to(x.dtype)
 
 
 def linear_of(x: Tensor, linear: Linear) -> Tensor:

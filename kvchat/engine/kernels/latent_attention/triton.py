@@ -23,8 +23,7 @@ from kvchat.engine.kernels.merge_lse.triton import merge_lse
 from kvchat.engine.kernels.online_softmax.triton import LOG2E, count_parts, keys_of_part, store_lse, take_in
 from kvchat.engine.kernels.paged_attention.args import SequenceSpan, StepTables
 from kvchat.engine.kernels.paged_attention.step_tables import step_tables
-from kvchat.engine.kernels.tile_config import HALF, Tiling
-from kvchat.engine.kernels.triton_support import has_e4m3
+from kvchat.engine.kernels.triton_support import HALF, Tiling, has_e4m3
 
 PART_LEN = 256
 MOST_PARTS = 128

@@ -1,4 +1,4 @@
-"""Dispatch by device: Triton on GPUs that it is made for, plain torch operations everywhere else."""
+"""Dispatch by device: Triton on GPUs that it is made for, the reference everywhere else."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvchat.engine.kernels.bounds_checks import check_blocks, check_targets, debugs
 from kvchat.engine.kernels.health import HEALTH
-from kvchat.engine.kernels.move_blocks import torch_fallback
+from kvchat.engine.kernels.move_blocks import reference
 from kvchat.engine.kernels.move_blocks.reference import BlockRegions
 from kvchat.engine.kernels.triton_support import takes_triton, upload
 
@@ -45,7 +45,7 @@ class BlockMoves:
 
     def _run(self, name: str, *tensors: Tensor) -> Any:
         def plain() -> Any:
-            return getattr(torch_fallback, name)(self._regions, *tensors)
+            return getattr(reference, name)(self._regions, *tensors)
 
         if not self._is_whole_words or not takes_triton(self._regions.buffer, OPERATION):
             return plain()

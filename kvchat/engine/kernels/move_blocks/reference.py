@@ -1,13 +1,14 @@
-"""Move whole blocks, all layers of a group at once: the definition.
+"""Move whole blocks, all layers of a group at once, in a torch operation per region: the definition.
 
 A group's layers lie in one buffer, each layer's keys and values as a pool of their own. A block is one region
 of each pool; outside the buffer it is one run of bytes, region after region. Dimensions: R regions of a
 block, M blocks that move, W bytes of a block.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
-import torch
 from torch import Tensor
 
 
@@ -36,10 +37,14 @@ class BlockRegions:
         places = sorted(zip(self.starts, self.sizes, strict=True))
         return min((end - start) // size for end, (start, size) in zip(ends, places, strict=True))
 
-    def region(self, number: int, block: int) -> Tensor:
-        """Return one region of one block as a view."""
-        start = self.starts[number] + block * self.sizes[number]
-        return self.buffer[start : start + self.sizes[number]]
+    def columns(self) -> Iterator[tuple[Tensor, slice]]:
+        """Yield each region of all blocks [N or more, b] as a view, and where it lies in a block's run."""
+        for start, size, end in zip(self.starts, self.sizes, accumulate(self.sizes), strict=True):
+            num_blocks = (self.buffer.numel() - start) // size
+            yield (
+                self.buffer[start : start + num_blocks * size].view(num_blocks, size),
+                slice(end - size, end),
+            )
 
 
 def copy_blocks(regions: BlockRegions, sources: Tensor, targets: Tensor) -> None:
@@ -48,9 +53,8 @@ def copy_blocks(regions: BlockRegions, sources: Tensor, targets: Tensor) -> None
     Args:
         sources, targets: block ids [M], int64; no target is also a source, and no target comes twice.
     """
-    for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
-        for number in range(len(regions.sizes)):
-            regions.region(number, target).copy_(regions.region(number, source))
+    for column, _ in regions.columns():
+        column.index_copy_(0, targets, column.index_select(0, sources))
 
 
 def gather_blocks(regions: BlockRegions, blocks: Tensor) -> Tensor:
@@ -62,11 +66,10 @@ def gather_blocks(regions: BlockRegions, blocks: Tensor) -> Tensor:
     Returns:
         [M, W], uint8.
     """
-    rows = [
-        torch.cat([regions.region(number, block) for number in range(len(regions.sizes))])
-        for block in blocks.tolist()
-    ]
-    return torch.stack(rows) if rows else regions.buffer.new_empty(0, regions.block_bytes)
+    runs = regions.buffer.new_empty(len(blocks), regions.block_bytes)
+    for column, part in regions.columns():
+        runs[:, part] = column.index_select(0, blocks)
+    return runs
 
 
 def scatter_blocks(regions: BlockRegions, blocks: Tensor, runs: Tensor) -> None:
@@ -76,6 +79,5 @@ def scatter_blocks(regions: BlockRegions, blocks: Tensor, runs: Tensor) -> None:
         blocks: block ids [M], int64, none twice.
         runs: [M, W], uint8.
     """
-    for block, run in zip(blocks.tolist(), runs, strict=True):
-        for number, part in enumerate(run.split(regions.sizes)):
-            regions.region(number, block).copy_(part)
+    for column, part in regions.columns():
+        column.index_copy_(0, blocks, runs[:, part])

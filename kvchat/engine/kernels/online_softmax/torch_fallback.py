@@ -62,10 +62,4 @@ class OnlineSoftmax:
 def hidden_keys(keys: range, queries: range, args: AttentionArgs, device: torch.device) -> Tensor:
     """Return which keys the queries at these positions do not see [Q, S]."""
     at = torch.arange(queries.start, queries.stop, device=device)[:, None]
-    key = torch.arange(keys.start, keys.stop, device=device)
-    hidden = key > at
-    if args.window is not None:
-        hidden |= key <= at - args.window
-    if args.chunk is not None:
-        hidden |= key < at - at % args.chunk
-    return hidden
+    return args.hides(torch.arange(keys.start, keys.stop, device=device), at)

@@ -171,3 +171,12 @@ class AttentionArgs:
         if self.chunk is not None:
             return position - position % self.chunk
         return 0 if self.window is None else max(0, position - self.window + 1)
+
+    def hides(self, keys: Tensor, at: Tensor) -> Tensor:
+        """Return which keys at some positions queries at others do not see, in the shape of both together."""
+        hidden = keys > at
+        if self.window is not None:
+            hidden |= keys <= at - self.window
+        if self.chunk is not None:
+            hidden |= keys < at - at % self.chunk
+        return hidden

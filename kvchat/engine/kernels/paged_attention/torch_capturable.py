@@ -59,13 +59,7 @@ def hidden_slots(tables: StepTables, block_size: int, args: AttentionArgs) -> Te
     """Return which slots of its table no row sees [B, S]."""
     width = tables.tables.shape[1] * block_size
     at = torch.arange(width, device=tables.tables.device)[None] + tables.first_blocks[:, None] * block_size
-    position = tables.positions[:, None]
-    hidden = (at > position) | (tables.q_lens[:, None] == 0)
-    if args.window is not None:
-        hidden |= at <= position - args.window
-    if args.chunk is not None:
-        hidden |= at < position - position % args.chunk
-    return hidden
+    return args.hides(at, tables.positions[:, None]) | (tables.q_lens[:, None] == 0)
 
 
 def gather(pool: Tensor, tables: Tensor) -> Tensor:

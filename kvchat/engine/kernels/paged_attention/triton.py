@@ -14,11 +14,10 @@ from torch import Tensor
 from kvchat.engine.kernels.attention_tiles.triton import load_queries, rows_of, take_blocks, tile_of
 from kvchat.engine.kernels.online_softmax.triton import begin, count_parts, keys_of_part, store_result
 from kvchat.engine.kernels.paged_attention import triton_launcher
-from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair, StepTables
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs
 from kvchat.engine.kernels.paged_attention.step_tables import tables_of
 from kvchat.engine.kernels.paged_attention.triton_launcher import LaunchTarget
-from kvchat.engine.kernels.tile_config import HALF, MOST_REGISTERS, Tiling
-from kvchat.engine.kernels.triton_support import in_rows
+from kvchat.engine.kernels.triton_support import HALF, MOST_REGISTERS, Tiling, in_rows
 
 PART_LEN = 512
 """A query that stands alone gets a further program for every so many keys."""
@@ -58,45 +57,34 @@ def paged_attention(query: Tensor, k_pool: Tensor, v_pool: Tensor, args: Attenti
     """Return what the reference returns; see there for arguments."""
     tables = tables_of(args)
     query = in_rows(query)
-    out = triton_launcher.empty_result(query, v_pool.shape[3], args)
-    group = query.shape[1] // k_pool.shape[1]
-    sizes = group, max(k_pool.shape[3], v_pool.shape[3]), query.element_size()
+    num_heads, dim_k = query.shape[1:]
+    num_kv_heads, block_size, dim_v = v_pool.shape[1:]
+    out = triton_launcher.empty_result(query, dim_v, args)
+    group = num_heads // num_kv_heads
     most_parts = min(MOST_PARTS, -(-tables.most_visible // PART_LEN))
 
     def launch(tiles: Tensor, tiling: Tiling, target: LaunchTarget) -> None:
-        _launch(query, KVPair(k_pool, v_pool), args, tables, tiles, tiling, target)
+        _attend[(tiles.shape[0], num_kv_heads, target.most_parts)](
+            query,
+            k_pool,
+            v_pool,
+            *target.tensors(),
+            tiles,
+            *triton_launcher.sequences(tables),
+            *triton_launcher.scores(query, args),
+            target.most_parts,
+            tables.tables.stride(0),
+            *query.stride()[:2],
+            *k_pool.stride()[:3],
+            *v_pool.stride()[:3],
+            **constants(args, group, block_size, (dim_k, dim_v), target.is_split),
+            **triton_launcher.options(tiling),
+        )
 
+    sizes = group, max(dim_k, dim_v), query.element_size()
     decode, prefill = decode_tiling(*sizes), prefill_tiling(*sizes)
     triton_launcher.attend(out, tables, (group, most_parts), decode, prefill, launch)
     return out
-
-
-def _launch(
-    query: Tensor,
-    pools: KVPair,
-    args: AttentionArgs,
-    tables: StepTables,
-    tiles: Tensor,
-    tiling: Tiling,
-    target: LaunchTarget,
-) -> None:
-    num_heads, dim_k = query.shape[1:]
-    num_kv_heads, block_size, dim_v = pools.values.shape[1:]
-    _attend[(tiles.shape[0], num_kv_heads, target.most_parts)](
-        query,
-        *pools,
-        *target.tensors(),
-        tiles,
-        *triton_launcher.sequences(tables),
-        *triton_launcher.scores(query, args),
-        target.most_parts,
-        tables.tables.stride(0),
-        *query.stride()[:2],
-        *pools.keys.stride()[:3],
-        *pools.values.stride()[:3],
-        **constants(args, num_heads // num_kv_heads, block_size, (dim_k, dim_v), target.is_split),
-        **triton_launcher.options(tiling),
-    )
 
 
 def constants(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kvchat.engine.kernels.merge_lse.triton import merge_lse
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, StepTables
-from kvchat.engine.kernels.tile_config import Tiling
+from kvchat.engine.kernels.triton_support import Tiling
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,7 @@ from kvchat.engine.kernels.paged_attention.step_tables import check_tables, tabl
 from kvchat.engine.kernels.quantized_attention import native, reference, torch_capturable, torch_fallback
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool, QuantizedStep, check_old_blocks
 from kvchat.engine.kernels.quantized_kv import native as native_codes
-from kvchat.engine.kernels.tile_config import HALF
-from kvchat.engine.kernels.triton_support import takes_triton
+from kvchat.engine.kernels.triton_support import HALF, takes_triton
 
 __all__ = ["OPERATION", "quantize_blocks", "quantized_attention"]
 
@@ -45,7 +44,9 @@ def quantized_attention(
 ) -> Tensor:
     """Return what the reference returns; see there for arguments."""
     if debugs():
-        _check(pools.keys, quantized, args, step)
+        tables = tables_of(args)
+        check_tables(tables, pools.keys)
+        check_old_blocks(step.padded(), tables, quantized.keys.shape[0], pools.keys.shape[2])
     if takes_triton(pools.keys, OPERATION) and fits(
         query.shape[1] // pools.keys.shape[1], query.element_size()
     ):
@@ -62,13 +63,6 @@ def quantized_attention(
 def fits(group: int, element_size: int) -> bool:
     """Whether the kernel's tiles hold so many query heads of a key-value head. Pure."""
     return element_size <= HALF or group <= MOST_WIDE_HEADS
-
-
-def _check(pool: Tensor, quantized: QuantizedPool, args: AttentionArgs, step: QuantizedStep) -> None:
-    """Raise AssertionError unless all blocks that sequences may read lie in their pools."""
-    tables = tables_of(args)
-    check_tables(tables, pool)
-    check_old_blocks(step.padded(), tables, quantized.keys.shape[0], pool.shape[2])
 
 
 def _plain(

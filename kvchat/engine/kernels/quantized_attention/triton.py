@@ -21,14 +21,13 @@ from kvchat.engine.kernels.online_softmax.triton import (
     take_in,
 )
 from kvchat.engine.kernels.paged_attention import triton_launcher
-from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair, StepTables
+from kvchat.engine.kernels.paged_attention.args import AttentionArgs, KVPair
 from kvchat.engine.kernels.paged_attention.step_tables import tables_of
 from kvchat.engine.kernels.paged_attention.triton_launcher import LaunchTarget
 from kvchat.engine.kernels.quantized_attention import triton_dequantize as packed
 from kvchat.engine.kernels.quantized_attention.args import QuantizedPool, QuantizedStep
 from kvchat.engine.kernels.quantized_attention.triton_dequantize import products_with_keys, weighted_values
-from kvchat.engine.kernels.tile_config import HALF, MOST_REGISTERS, Tiling
-from kvchat.engine.kernels.triton_support import in_rows
+from kvchat.engine.kernels.triton_support import HALF, MOST_REGISTERS, Tiling, in_rows
 
 PART_LEN = 512
 """A query that stands alone gets a further program for every so many keys."""
@@ -77,58 +76,44 @@ def quantized_attention(
     """
     tables = tables_of(args)
     old, query = step.padded(), in_rows(query)
-    block_size, dim_v = pools.values.shape[2:]
+    num_kv_heads, block_size, dim_v = pools.values.shape[1:]
     out = triton_launcher.empty_result(query, dim_v, args)
-    group = query.shape[1] // pools.values.shape[1]
-    sizes = group, max(pools.keys.shape[3], dim_v), query.element_size()
+    group = query.shape[1] // num_kv_heads
     # What lies in front of the exact blocks is not counted there.
     most_visible = old.shape[1] * block_size + tables.most_visible
     most_parts = max(1, min(MOST_PARTS, -(-most_visible // PART_LEN)))
+    words = [
+        stride // packed.WORD_BYTES
+        for part in (quantized.keys, quantized.values)
+        for stride in part.stride()[:2]
+    ]
 
     def launch(tiles: Tensor, tiling: Tiling, target: LaunchTarget) -> None:
-        _launch(query, pools, quantized, args, tables, old, tiles, tiling, target)
+        _attend[(tiles.shape[0], num_kv_heads, target.most_parts)](
+            query,
+            *pools,
+            *packed.views(quantized.keys, quantized.key_record),
+            *packed.views(quantized.values, quantized.value_record),
+            *target.tensors(),
+            tiles,
+            *triton_launcher.sequences(tables),
+            old,
+            *triton_launcher.scores(query, args),
+            target.most_parts,
+            tables.tables.stride(0),
+            old.stride(0),
+            *query.stride()[:2],
+            *pools.keys.stride()[:3],
+            *pools.values.stride()[:3],
+            *words,
+            **constants(args, group, quantized, target.is_split),
+            **triton_launcher.options(tiling),
+        )
 
+    sizes = group, max(pools.keys.shape[3], dim_v), query.element_size()
     decode, prefill = decode_tiling(*sizes), prefill_tiling(*sizes)
     triton_launcher.attend(out, tables, (group, most_parts), decode, prefill, launch)
     return out
-
-
-def _launch(
-    query: Tensor,
-    pools: KVPair,
-    quantized: QuantizedPool,
-    args: AttentionArgs,
-    tables: StepTables,
-    old: Tensor,
-    tiles: Tensor,
-    tiling: Tiling,
-    target: LaunchTarget,
-) -> None:
-    words = [
-        [stride // packed.WORD_BYTES for stride in part.stride()[:2]]
-        for part in (quantized.keys, quantized.values)
-    ]
-    _attend[(tiles.shape[0], pools.values.shape[1], target.most_parts)](
-        query,
-        *pools,
-        *packed.views(quantized.keys, quantized.key_record),
-        *packed.views(quantized.values, quantized.value_record),
-        *target.tensors(),
-        tiles,
-        *triton_launcher.sequences(tables),
-        old,
-        *triton_launcher.scores(query, args),
-        target.most_parts,
-        tables.tables.stride(0),
-        old.stride(0),
-        *query.stride()[:2],
-        *pools.keys.stride()[:3],
-        *pools.values.stride()[:3],
-        *words[0],
-        *words[1],
-        **constants(args, query.shape[1] // pools.values.shape[1], quantized, target.is_split),
-        **triton_launcher.options(tiling),
-    )
 
 
 def constants(

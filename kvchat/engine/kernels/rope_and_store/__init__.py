@@ -1,4 +1,4 @@
-"""Dispatch by device: Triton on GPUs that it is made for, the reference everywhere else."""
+"""Dispatch by device: Triton on GPUs that it is made for, its two steps one after the other elsewhere."""
 
 from torch import Tensor
 
@@ -16,8 +16,6 @@ def rope_store(query: Tensor, key: Tensor, value: Tensor, args: RopeStore) -> Te
     """Do what the reference does; see there for arguments."""
 
     def plain() -> Tensor:
-        if args.k_pool.device.type == "cpu":
-            return reference.rope_store(query, key, value, args)
         turned_key = reference.turned(key, args.cosines, args.sines)
         store_kv(turned_key, value, args.k_pool, args.v_pool, args.slots)
         return reference.turned(query, args.cosines, args.sines)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kvchat.engine.kernels.paged_attention.args import KVPair
+from kvchat.engine.kernels.paged_attention.args import KVPair, heads_first
 from kvchat.engine.kernels.shadow_kv.args import Change, ChosenChunks, ChunkChoice, Landmarks, Rotations
 
 
@@ -119,24 +119,6 @@ def chosen(scores: Tensor, num_chunks: int, always: Tensor) -> Tensor:
     return wanted
 
 
-def attention(query: Tensor, keys: Tensor, values: Tensor, is_seen: Tensor, softmax_scale: float) -> Tensor:
-    """Return the output [Q, H, D] of the last Q tokens of a text, whose keys are partly not looked at.
-
-    Args:
-        query: [Q, H, D], rotated.
-        keys, values: [n, H_kv, D], keys rotated.
-        is_seen: [H_kv, n] of bool; what a query sees besides is itself and what comes before it.
-    """
-    num_queries, num_heads, _ = query.shape
-    num_tokens, num_kv_heads, _ = keys.shape
-    at = torch.arange(num_tokens - num_queries, num_tokens)
-    visible = (torch.arange(num_tokens) <= at[:, None])[None] & is_seen[:, None]
-    grouped = query.float().view(num_queries, num_kv_heads, -1, query.shape[-1])
-    scores = torch.einsum("qhgd,nhd->hgqn", grouped, keys.float()) * softmax_scale
-    weights = scores.masked_fill(~visible[:, None], float("-inf")).softmax(dim=-1)
-    return torch.einsum("hgqn,nhd->qhgd", weights, values.float()).reshape(num_queries, num_heads, -1)
-
-
 def chosen_attention(query: Tensor, pools: KVPair, choice: ChunkChoice) -> ChosenChunks:
     """Return what the last Q tokens of a sequence see of it: the chunks that each head chooses for all of
     them, those that it sees anyway, and the tail up to themselves.
@@ -151,8 +133,9 @@ def chosen_attention(query: Tensor, pools: KVPair, choice: ChunkChoice) -> Chose
     wanted = chosen(scores, choice.num_chosen, always)
     compressed = wanted.repeat_interleave(size, dim=1)
     tail = compressed.new_ones(len(compressed), choice.num_tokens - compressed.shape[1])
-    keys, values = (pool[choice.blocks].transpose(1, 2).flatten(0, 1)[: choice.num_tokens] for pool in pools)
-    out = attention(query, keys, values, torch.cat((compressed, tail), dim=1), choice.softmax_scale)
+    keys, values = (heads_first(pool[choice.blocks])[:, : choice.num_tokens] for pool in pools)
+    is_seen = torch.cat((compressed, tail), dim=1)
+    out = gathered_attention(query, keys, values, choice.softmax_scale, is_seen)
     picked = wanted & ~always
     before = torch.zeros_like(always)
     if choice.before is not None:
@@ -179,19 +162,24 @@ def coded(chunks: Tensor) -> tuple[Tensor, Tensor]:
     return codes.to(torch.int8), scales
 
 
-def gathered_attention(query: Tensor, keys: Tensor, values: Tensor, softmax_scale: float) -> Tensor:
+def gathered_attention(
+    query: Tensor, keys: Tensor, values: Tensor, softmax_scale: float, is_seen: Tensor | None = None
+) -> Tensor:
     """Return the output [Q, H, D_v], float32, of queries over the keys that each head sees.
 
     Args:
         query: [Q, H, D], rotated.
         keys, values: [H_kv, n, D] and [H_kv, n, D_v], of which the last Q are the queries' own tokens in
             order; each sees those before it and itself. In which order the others stand makes no difference.
+        is_seen: which of them a head looks at [H_kv, n], of bool; None: all.
     """
     num_queries, num_tokens = len(query), keys.shape[1]
     grouped = query.float().unflatten(1, (len(keys), -1))
     scores = torch.einsum("qhgd,hnd->hgqn", grouped, keys.float()) * softmax_scale
     at = torch.arange(num_tokens - num_queries, num_tokens, device=keys.device)
     visible = torch.arange(num_tokens, device=keys.device) <= at[:, None]
+    if is_seen is not None:
+        visible = visible & is_seen[:, None, None]
     weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
     return torch.einsum("hgqn,hnd->qhgd", weights, values.float()).flatten(1, 2)
 

@@ -13,17 +13,13 @@ import torch
 from torch import Tensor
 
 from kvchat.engine.kernels import paged_attention as paged
-from kvchat.engine.kernels.paged_attention import native
 from kvchat.engine.kernels.paged_attention.args import AttentionArgs, SequenceSpan
-from kvchat.engine.kernels.paged_attention.step_tables import step_tables
-from kvchat.engine.kernels.shadow_kv import reference
 from kvchat.engine.kernels.shadow_kv.args import Change
-from kvchat.engine.kernels.triton_support import takes_triton
 
 PIECE_LEN = 512
 """Keys that are copied in float32 at a time: they are multiplied before they fall out of the cache."""
 BLOCK_SIZE = 64
-"""In blocks of so many tokens what is in sight is handed to the native kernel."""
+"""In blocks of so many tokens what is in sight is handed to a kernel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,23 +115,13 @@ def _whole(
     all layers of a step.
     """
     blocks = torch.arange(num_blocks, device=device)
-    span = SequenceSpan(0, num_queries, num_tokens - num_queries, 0, blocks)
-    prepared = step_tables((span,), lambda _: 0)
-    return AttentionArgs(spans=(span,), softmax_scale=softmax_scale, prepared=prepared)
+    spans = (SequenceSpan(0, num_queries, num_tokens - num_queries, 0, blocks),)
+    return AttentionArgs(spans, softmax_scale=softmax_scale, prepared=paged.prepare(spans, lambda _: 0))
 
 
 def gathered_attention(
     query: Tensor, keys: VisibleChunks, values: VisibleChunks, softmax_scale: float
 ) -> Tensor:
     """Return what the reference returns, in the type of the queries; see there for arguments."""
-    k_pool, v_pool = keys.pool, values.pool
-    if takes_triton(query, paged.OPERATION):
-        args = _whole(len(query), keys.num_tokens, len(k_pool), softmax_scale, query.device)
-        return paged.paged_attention(query, k_pool, v_pool, args)
-    if not native.takes(query, k_pool, v_pool):
-        out = reference.gathered_attention(query, keys.tokens, values.tokens, softmax_scale)
-        return out.to(query.dtype)
-    blocks = torch.arange(len(k_pool))
-    span = SequenceSpan(0, len(query), keys.num_tokens - len(query), 0, blocks)
-    args = AttentionArgs(spans=(span,), softmax_scale=softmax_scale)
-    return native.paged_attention(query, k_pool, v_pool, args)
+    args = _whole(len(query), keys.num_tokens, len(keys.pool), softmax_scale, query.device)
+    return paged.paged_attention(query, keys.pool, values.pool, args)

@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvchat.engine.kernels.shadow_kv.args import MOST_SLOTS, Change, Rotations
-from kvchat.engine.kernels.tile_config import HALF, MOST_REGISTERS
+from kvchat.engine.kernels.shadow_kv.args import Change, Rotations
+from kvchat.engine.kernels.triton_support import HALF, MOST_REGISTERS
 
 SCORED_CHUNKS = 64
 """Landmarks of a tile."""
@@ -70,14 +70,9 @@ def exchange(held: Tensor, wanted: Tensor) -> Change:
 
     Args:
         held: [H_kv, k], -1 for an empty slot.
-        wanted: [H_kv, k], each different in its head.
-
-    Raises:
-        ValueError: there are more slots than a program holds.
+        wanted: [H_kv, k], at most MOST_SLOTS, each different in its head.
     """
     num_kv_heads, num_slots = wanted.shape
-    if num_slots > MOST_SLOTS:
-        raise ValueError(f"{num_slots} slots are more than a program holds: at most {MOST_SLOTS}")
     _assert_in_a_row(held, wanted)
     if not num_slots:
         return Change(slots=held.clone(), is_missing=torch.zeros_like(held, dtype=torch.bool))

@@ -31,9 +31,9 @@ from kvchat.engine.kernels.decoder_layers.args import (
     SelectiveScan,
     ShortConvolution,
     TokenMixing,
+    tensors_of,
 )
-from kvchat.engine.kernels.decoder_layers.reference import activated
-from kvchat.engine.kernels.quantized_linear import QuantizedWeight
+from kvchat.engine.kernels.decoder_layers.reference import activated, norm_of
 from kvchat.engine.models.linear.packed import InterleavedLinear, PackedLinear, WidenedLinear
 from kvchat.engine.models.linear.quantized import QuantizedLinear
 
@@ -406,12 +406,11 @@ def match_norm(norm: Any) -> Norm:
     if not isinstance(epsilon, float) or weight is None or weight.dim() != 1 or len(tensors) != 1:
         raise Unmatched("it has other norms")
     x = _numbers(3, len(weight)).to(weight.device)
-    found = norm(x)
-    by_root = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon)
+    given = norm(x)
     for adds_one in (False, True):
-        wanted = by_root * (weight.float() + (1.0 if adds_one else 0.0))
-        if _is_near(found, wanted):
-            return Norm(weight=weight, epsilon=epsilon, adds_one=adds_one)
+        found = Norm(weight=weight, epsilon=epsilon, adds_one=adds_one)
+        if _is_near(given, norm_of(x, found)):
+            return found
     raise Unmatched("its norms compute something else")
 
 
@@ -475,7 +474,7 @@ def _require_sizes(layer: DecoderLayer) -> None:
     mixer = layer.mixer
     if not isinstance(mixer, Heads):
         return
-    for norm in mixer.norms:
+    for norm in (mixer.query_norm, mixer.key_norm):
         if norm is not None and len(norm.weight) != mixer.dim:
             raise Unmatched("its heads have another norm")
     if mixer.num_heads % mixer.num_kv_heads:
@@ -497,13 +496,8 @@ def _sizes_of(mixer: Mixer, hidden: int) -> tuple[list[int], int]:
 
 def _require_all(layer: nn.Module, matched: DecoderLayer) -> None:
     """Refuse a layer that has tensors of which the structure says nothing."""
-    tensors = () if matched.mixer is None else matched.mixer.tensors
-    num_used = sum(one is not None for one in (*matched.norms, *tensors))
-    num_used += 0 if matched.experts is None else 2
-    for linear in matched.linears:
-        weight = linear.weight
-        num_used += 2 + (weight.minima is not None) if isinstance(weight, QuantizedWeight) else 1
-        num_used += linear.bias is not None
+    places = None if matched.mixing is None else matched.mixing.places
+    num_used = len({id(one) for one in tensors_of(matched) if one is not places})
     if num_used != len([*layer.parameters(), *layer.buffers()]):
         raise Unmatched("its layers have more weights")
 
