@@ -10,10 +10,10 @@ from threading import Event as StopFlag
 from threading import Lock
 
 from kvchat.chat.engine_client import AnswerHandle, EngineClient, RequestHandle
-from kvchat.chat.events import ChatEvent, LoadingStarted, Prefill, TextDelta, TurnFinished, TurnStarted
+from kvchat.chat.events import ChatEvent, TurnFinished, TurnStarted
 from kvchat.chat.recorder import Answer, AnswerRecorder, outcome_of
 from kvchat.chat.revision import checkpoints
-from kvchat.engine.api.events import LoadPlanned, PrefillProgress, RequestFinished
+from kvchat.engine.api.events import RequestFinished
 from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
@@ -21,7 +21,6 @@ from kvchat.errors import CapacityError, EngineFailed, InvalidRequest, KvchatErr
 from kvchat.session.kv.provenance import namespace_of
 from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.template.chat_template import ChatTemplate
-from kvchat.session.template.text_stream import Piece
 from kvchat.session.tree import Branch, BranchName, Finish, Role, Session, Turn, path_token_ids
 
 Undo = Callable[[], None]
@@ -206,7 +205,7 @@ class Answering:
             conversation.recorder = recorder
             for item in recorder.recorded():
                 if not isinstance(item, RequestFinished):
-                    yield _shown(item)
+                    yield item
         except EngineFailed as error:
             conversation.engine_sequence = None
             return Outcome(finish=Finish.ERROR), str(error)
@@ -290,21 +289,3 @@ def with_ends(sampling: SamplingParams, end_ids: frozenset[int], vocab_size: int
         return sampling
     ends = set(sampling.stop_token_ids) | {end for end in end_ids if end < vocab_size}
     return replace(sampling, stop_token_ids=tuple(sorted(ends)))
-
-
-def prefill_of(event: PrefillProgress) -> Prefill:
-    """Return an engine's event as it is shown."""
-    return Prefill(
-        prompt_tokens=event.prompt_tokens,
-        cached_tokens=event.cached_tokens,
-        computed_tokens=event.computed_tokens,
-        loaded=event.loaded,
-    )
-
-
-def _shown(item: LoadPlanned | PrefillProgress | Piece) -> LoadingStarted | Prefill | TextDelta:
-    if isinstance(item, LoadPlanned):
-        return LoadingStarted(estimate=item.estimate)
-    if isinstance(item, PrefillProgress):
-        return prefill_of(item)
-    return TextDelta(text=item.text, reasoning=item.reasoning)

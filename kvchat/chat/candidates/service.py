@@ -11,7 +11,7 @@ from threading import Lock
 from time import time
 
 from kvchat.chat.candidates.token_fork import TokenForks
-from kvchat.chat.conversation import BEHIND, ON_SCREEN, Answering, Conversation, prefill_of, with_ends
+from kvchat.chat.conversation import BEHIND, ON_SCREEN, Answering, Conversation, with_ends
 from kvchat.chat.engine_client import EngineClient, RequestHandle
 from kvchat.chat.events import MOST_SAMPLES, EditCost, SampleDelta, SampleEvent, SamplesFinished
 from kvchat.chat.recorder import Answer, outcome_of
@@ -230,7 +230,7 @@ class CandidateService:
                     if isinstance(event, TokenEmitted):
                         answers[event.sample].take(event.token_id)
                     elif isinstance(event, PrefillProgress):
-                        yield prefill_of(event)
+                        yield event
                     elif isinstance(event, RequestFinished):
                         finished = event
                 yield from _pieces(answers)
