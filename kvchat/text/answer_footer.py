@@ -45,7 +45,7 @@ def ending_text(turn: Turn, key: str = "f5", max_context: int | None = None) -> 
     """
     if is_full(turn, max_context):
         return f"the context is full{SEPARATOR}{MAKE_ROOM}"
-    ending = _ENDINGS.get(turn.finish)
+    ending = ENDINGS.get(turn.finish)
     return f"{ending}{SEPARATOR}{key} or /continue goes on" if ending else ""
 
 
@@ -75,7 +75,7 @@ def overflow_text(error: ContextOverflow, message: str, num_tokens: int) -> str:
 
 MAKE_ROOM = "/summary begins anew with a summary, /undo goes back, /drop leaves a message out"
 
-_ENDINGS = {
+ENDINGS = {
     Finish.LENGTH: "stopped at the length limit",
     Finish.INTERRUPTED: "interrupted",
     Finish.PARTIAL: "cut off",
