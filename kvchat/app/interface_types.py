@@ -1,7 +1,7 @@
 """Settings, models and measurements as the interface shows them."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class Appearance:
 
 
 def appearance_of(settings: "Settings") -> Appearance:
-    keys = {name: key for name, key in asdict(settings.keys).items() if key}
+    keys = {name: key for name, key in settings.keys.items() if key}
     return Appearance(theme=settings.display.theme, system=settings.system, keys=keys)
 
 
