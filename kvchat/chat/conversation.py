@@ -156,7 +156,7 @@ class Answering:
         answer = Answer(self.store, turn, self.template.stream(prompt, turn.token_ids or ()))
         try:
             yield TurnStarted(question=question, answer=turn)
-            outcome, problem = yield from self._compute(conversation, prompt, answer, sampling)
+            outcome, problem = yield from self._compute(conversation, answer, sampling)
             ended = answer.finish(outcome)
         except BaseException as error:
             if conversation.recorder is None and isinstance(error, (CapacityError, InvalidRequest)):
@@ -194,11 +194,11 @@ class Answering:
         return undo
 
     def _compute(
-        self, conversation: Conversation, prompt: tuple[int, ...], answer: Answer, sampling: SamplingParams
+        self, conversation: Conversation, answer: Answer, sampling: SamplingParams
     ) -> Generator[ChatEvent, None, tuple[Outcome, str | None]]:
         """Submit the request and pass on what comes; return how it ended and, after a failure, why."""
         try:
-            request = self._request(conversation, prompt, answer, sampling)
+            request = self._request(conversation, answer, sampling)
             if conversation.is_stopping:
                 return Outcome(finish=Finish.INTERRUPTED), None
             recorder = AnswerRecorder(self._submit(conversation, request), answer)
@@ -216,25 +216,34 @@ class Answering:
         outcome = replace(self._outcome(finished, answer), stored=recorder.stored)
         return outcome, finished.error
 
-    def _request(
-        self, conversation: Conversation, prompt: tuple[int, ...], answer: Answer, sampling: SamplingParams
-    ) -> Request:
+    def _request(self, conversation: Conversation, answer: Answer, sampling: SamplingParams) -> Request:
         """Return the request and note which weights answer it. Blocks while the engine loads."""
         info = self.engine.info()
         answer.mark(model=self.model, fingerprint=info.fingerprint, exact=info.is_exact)
         if conversation.session.adapter != (adapter := info.adapter or ""):
             self.store.note_adapter(conversation.session.id, adapter)
             conversation.session = replace(conversation.session, adapter=adapter)
-        so_far = tuple(answer.token_ids)
+        request = self.request(conversation, conversation.turns[:-1], sampling, tuple(answer.token_ids))
+        return replace(request, sequence=conversation.engine_sequence)
+
+    def request(
+        self,
+        conversation: Conversation,
+        path: tuple[Turn, ...],
+        sampling: SamplingParams,
+        so_far: tuple[int, ...] = (),
+    ) -> Request:
+        """Return the request of an answer to a path, whose turns have ids. `so_far`: what there is of it."""
+        prompt = path_token_ids(path)
+        assert prompt is not None
         return Request(
             token_ids=prompt + so_far,
-            sampling=with_ends(sampling, self.template.end_ids, info.vocab_size),
+            sampling=with_ends(sampling, self.template.end_ids, self.engine.info().vocab_size),
             owner=conversation.session.id,
             priority=conversation.priority,
-            sequence=conversation.engine_sequence,
             stop=self.template.stop_matcher(prompt, so_far),
-            namespace=namespace_of(conversation.session, conversation.turns, len(prompt)),
-            checkpoints=self.checkpoints(conversation.session, conversation.turns[:-1]),
+            namespace=namespace_of(conversation.session, path, len(prompt)),
+            checkpoints=self.checkpoints(conversation.session, path),
         )
 
     def checkpoints(self, session: Session, path: Sequence[Turn]) -> tuple[int, ...]:

@@ -19,14 +19,13 @@ from typing import Any
 from kvchat.app.ipc.socket_path import is_own_user, make_room
 from kvchat.app.ipc.wire import VERSION, Channel, ProtocolError, plain, plain_error, restored
 from kvchat.chat.conversation import BEHIND
-from kvchat.chat.engine_client import EngineClient, RequestHandle
-from kvchat.engine.api.events import Event, RequestFinished
+from kvchat.chat.engine_client import EngineClient, RequestHandle, events_of
+from kvchat.engine.api.events import Event
 from kvchat.engine.api.ids import RequestId, SequenceId
 from kvchat.engine.api.request import Request
 from kvchat.errors import EngineFailed, InvalidRequest, KvchatError
 from kvchat.session.template.chat_template import ChatTemplate
 
-_EVENT_WAIT_S = 1.0
 _MAX_BORROWERS = 128
 _GREETING_S = 10.0
 
@@ -235,11 +234,8 @@ class ClientConnection:
     def _pump(self, handle: RequestHandle) -> None:
         """Pass on events until the last, also where nobody takes them any more."""
         try:
-            is_last = False
-            while not is_last:
-                for event in handle.take_events(_EVENT_WAIT_S):
-                    is_last = is_last or isinstance(event, RequestFinished)
-                    self._pass_on(handle, event)
+            for event in events_of(handle):
+                self._pass_on(handle, event)
         except EngineFailed:
             self.cut()
         with self._guard:
