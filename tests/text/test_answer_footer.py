@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvchat.engine.api.events import LoadChoice, Loaded, LoadEstimate, PrefillProgress, Timings, Usage
-from kvchat.engine.api.ids import RequestId, SequenceId
+from kvchat.engine.api.events import LoadChoice, Loaded, LoadEstimate, Timings, Usage
 from kvchat.session.tree import Finish, Turn
 from kvchat.text.answer_footer import (
     PrefillEta,
@@ -17,7 +16,7 @@ from kvchat.text.answer_footer import (
     wrap_parts,
 )
 from tests.hand_clock import HandClock
-from tests.ui.records import ANSWER
+from tests.ui.records import ANSWER, prefilled
 
 pytestmark = pytest.mark.pure
 
@@ -79,16 +78,6 @@ def test_an_answer_that_fills_the_context_offers_what_makes_room_and_nothing_els
     assert "context is full" in words
     assert "/drop" in words
     assert ending_text(TOLD, max_context=limit) == ""
-
-
-def prefilled(prompt: int, cached: int, computed: int) -> PrefillProgress:
-    return PrefillProgress(
-        request_id=RequestId(1),
-        sequence=SequenceId(1),
-        prompt_tokens=prompt,
-        cached_tokens=cached,
-        computed_tokens=computed,
-    )
 
 
 def test_progress_counts_what_is_computed_of_what_is_new_and_has_the_time_left_once_that_is_known() -> None:

@@ -18,9 +18,10 @@ from kvchat.session.session_queries import SearchHit, SessionSummary
 from kvchat.session.template.text_stream import Piece
 from kvchat.session.tree import MAIN, Branch, BranchName, Finish, Role, Session, SessionId, Turn, TurnId
 from tests.ui.gate import HELD_S
+from tests.ui.records import prefilled
 from tests.ui.scripted_engine import HeldTokens, ScriptedEngine
 from tests.ui.scripted_unsent import ScriptedUnsent as ScriptedUnsent
-from tests.ui.scripted_variants import ScriptedVariants, prefill
+from tests.ui.scripted_variants import ScriptedVariants
 
 NOW = 1_800_000_000.0
 
@@ -294,7 +295,7 @@ class ScriptedChat:
             cached = sum(len(turn.token_ids or ()) for turn in conversation.turns[:-1])
             prompt = cached + len(parent.token_ids or ())
             yield TurnStarted(question=question, answer=turn)
-            yield prefill(prompt_tokens=prompt, cached_tokens=cached)
+            yield prefilled(prompt, cached=cached, computed=prompt - cached)
             if answer.reasoning:
                 yield Piece(text=answer.reasoning, reasoning=True)
             shown = turn.text

@@ -16,26 +16,15 @@ from kvchat.chat.events import (
     TurnFinished,
     TurnStarted,
 )
-from kvchat.engine.api.events import PrefillProgress
-from kvchat.engine.api.ids import RequestId, SequenceId
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.session.tree import BranchName, Finish, Turn, TurnId
 from tests.ui.gate import HELD_S
+from tests.ui.records import prefilled
 
 if TYPE_CHECKING:
     from tests.ui.scripted import ScriptedChat
 
 COST = EditCost(reused_tokens=30, computed_tokens=1, left_turns=1, left_tokens=7)
-
-
-def prefill(prompt_tokens: int, cached_tokens: int) -> PrefillProgress:
-    return PrefillProgress(
-        request_id=RequestId(1),
-        sequence=SequenceId(1),
-        prompt_tokens=prompt_tokens,
-        cached_tokens=cached_tokens,
-        computed_tokens=prompt_tokens - cached_tokens,
-    )
 
 
 class ScriptedReading:
@@ -103,7 +92,7 @@ class ScriptedVariants:
         self, conversation: Conversation, num: int, sampling: SamplingParams
     ) -> Iterator[SampleEvent]:
         with conversation.occupied():
-            yield prefill(prompt_tokens=31, cached_tokens=30)
+            yield prefilled(31, cached=30, computed=1)
             texts = [self.answer.format(number + 1) for number in range(num)]
             for at in range(0, max(map(len, texts)), 6):
                 if conversation.is_stopping:
