@@ -11,7 +11,7 @@ talk to it, and nothing that costs disk space, opens a path or reaches further.
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,14 @@ from kvchat.platform.paths import Paths, places
 PROJECT_FILE = ".kvchat.toml"
 STARTER = "starter"
 FLAG = "flag"
+# fmt: off
+KEY_NAMES = (
+    "help", "sessions", "cache", "layers", "inspect", "freeze", "find", "answer", "notices", "send",
+    "newline", "palette", "suspend", "redraw", "screen", "go_on", "messages", "editor", "history", "new",
+    "reasoning", "stop", "quit",
+)
+# fmt: on
+"""What the interface does by keys that a person may change, several separated by commas."""
 EVICT, COMPRESS = "evict", "compress"
 DEFAULT_MAX_TOKENS = 1024
 DEFAULT_DISK_BYTES = 20 * 2**30
@@ -52,35 +60,6 @@ class Display:
     color: bool | None = None
     stats: bool = True
     theme: str = "kvchat"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Keys:
-    """Other keys for what the interface does, several separated by commas; None: those it comes with."""
-
-    help: str | None = None
-    sessions: str | None = None
-    cache: str | None = None
-    layers: str | None = None
-    inspect: str | None = None
-    freeze: str | None = None
-    find: str | None = None
-    answer: str | None = None
-    notices: str | None = None
-    send: str | None = None
-    newline: str | None = None
-    palette: str | None = None
-    suspend: str | None = None
-    redraw: str | None = None
-    screen: str | None = None
-    go_on: str | None = None
-    messages: str | None = None
-    editor: str | None = None
-    history: str | None = None
-    new: str | None = None
-    reasoning: str | None = None
-    stop: str | None = None
-    quit: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +83,8 @@ class Settings:
     system: str = ""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     display: Display = field(default_factory=Display)
-    keys: Keys = field(default_factory=Keys)
+    keys: Mapping[str, str | None] = field(default_factory=dict)
+    """Other keys than the interface comes with, by `KEY_NAMES`."""
     engine: EngineConfig = field(default_factory=EngineConfig)
     remote: RemoteSettings = field(default_factory=RemoteSettings)
     when_full: str = EVICT
@@ -257,10 +237,7 @@ KEYS: Mapping[str, Key] = {
     "engine.max_context": Key(read=OrNone(positive), variable="KVCHAT_MAX_CONTEXT"),
     "engine.speculate": Key(read=OneOf(SPECULATE), variable="KVCHAT_SPECULATE"),
     "engine.threads": Key(read=OrNone(positive), variable="KVCHAT_THREADS"),
-    **{
-        f"keys.{one.name}": Key(read=OrNone(keys), variable=f"KVCHAT_KEY_{one.name.upper()}")
-        for one in fields(Keys)
-    },
+    **{f"keys.{name}": Key(read=OrNone(keys), variable=f"KVCHAT_KEY_{name.upper()}") for name in KEY_NAMES},
     "remote.url": Key(read=OrNone(some_text), variable="KVCHAT_REMOTE"),
     "remote.key_file": Key(read=OrNone(path), variable="KVCHAT_REMOTE_KEY_FILE"),
     "paths.data_dir": Key(read=path, variable="KVCHAT_DATA_DIR"),
@@ -392,7 +369,7 @@ def _assemble(values: Mapping[str, object], paths: Paths, chosen: Path | None) -
         when_full=str(values.get("when_full", EVICT)),
         sampling=SamplingParams(**({"max_tokens": DEFAULT_MAX_TOKENS} | _section("sampling", values))),
         display=Display(**_section("display", values)),
-        keys=Keys(**_section("keys", values)),
+        keys=_section("keys", values),
         remote=RemoteSettings(**_section("remote", values)),
         engine=EngineConfig(
             **({"disk_bytes": DEFAULT_DISK_BYTES} | _section("engine", values)),
@@ -414,5 +391,5 @@ def value_of(settings: Settings, name: str) -> object:
     """Return the value of a setting by its name in `KEYS`."""
     value: object = settings
     for part in name.split("."):
-        value = getattr(value, part)
+        value = value.get(part) if isinstance(value, Mapping) else getattr(value, part)
     return value

@@ -13,7 +13,7 @@ from kvchat.app.conversion.child_process import convert_words, gauged
 from kvchat.app.engine_swap import EngineSwap
 from kvchat.app.export.formats import Format, format_of
 from kvchat.app.interface_types import Appearance, Gauged, KvOnDisk, ModelEntry, SettingEntry, appearance_of
-from kvchat.app.model_list import MemoryFit, free_bytes_of, models_here, weight_bytes
+from kvchat.app.model_list import free_bytes_of, models_here, weight_bytes
 from kvchat.app.model_location import located
 from kvchat.app.retention.session_removal import OTHERS, branch_words, expected_words
 from kvchat.engine.api.cache_format import canonical_cache_format
@@ -94,7 +94,7 @@ class InterfaceHost:
 
     def models(self) -> Sequence[ModelEntry]:
         named = {summary.session.model for summary in self._kvchat.store.list_sessions()}
-        return models_here(self._engine.model, named, self._memory())
+        return models_here(self._engine.model, named, *self._room())
 
     def fetch(self, model: str, progress: Progress) -> None:
         """Prepare a model for `reload`: download it, or read a GGUF file, while the engine goes on.
@@ -104,20 +104,25 @@ class InterfaceHost:
         """
         located(self._settings, model, progress)
 
-    def _memory(self) -> MemoryFit:
-        """Return what another model has to fit into; a GPU's is asked for once the engine has begun there."""
+    def _room(self) -> tuple[int | None, Path | None]:
+        """Return the bytes that another model may take, and the directory of the one that runs, whose weights
+        and KV give way to it.
+
+        None: nobody can say that yet, since a GPU's are asked for once the engine has begun there; and none
+        runs.
+        """
         if self._engine.status().phase is not EnginePhase.READY:
-            return MemoryFit(free_bytes=free_bytes_of(self._settings.engine.device))
+            return free_bytes_of(self._settings.engine.device), None
         info, snapshot = self._engine.info(), self._engine.snapshot()
+        running, free_bytes = Path(info.model_dir), free_bytes_of(info.device)
         cache_bytes = 0
         if snapshot is not None:
             device = snapshot.tier(Tier.DEVICE)
             # A processor hands out memory as it is written to, a GPU at once.
             is_whole = info.device.startswith("cuda") and device.total_bytes is not None
             cache_bytes = (device.total_bytes or 0) if is_whole else device.used_bytes + device.cached_bytes
-        return MemoryFit(
-            free_bytes=free_bytes_of(info.device), running=Path(info.model_dir), cache_bytes=cache_bytes
-        )
+        room = None if free_bytes is None else free_bytes + cache_bytes + weight_bytes(running)
+        return room, running
 
     def check_model(self, model: str) -> None:
         """Refuse a model that cannot take the place of the running one, while that goes on.
@@ -129,7 +134,7 @@ class InterfaceHost:
         from kvchat.session.template.chat_template import ChatTemplate
 
         ChatTemplate.from_dir(location.path)
-        room, needed = self._memory().num_bytes, weight_bytes(location.path)
+        (room, _), needed = self._room(), weight_bytes(location.path)
         is_as_stored = self._settings.engine.weights == "auto"  # else it may take less
         if is_as_stored and room is not None and needed > room:
             raise ModelError(

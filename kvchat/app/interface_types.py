@@ -1,13 +1,8 @@
-"""Settings, models and measurements as the interface shows them, and its view of the engine."""
+"""Settings, models and measurements as the interface shows them."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Protocol
-
-from kvchat.engine.api.cache_events import CacheEvent
-from kvchat.engine.api.engine_phase import EngineStatus
-from kvchat.engine.api.inspection import InspectedBlock, InspectionRequest
-from kvchat.engine.api.snapshot import CacheSnapshot
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kvchat.app.config import Settings
@@ -29,7 +24,7 @@ class Appearance:
 
 
 def appearance_of(settings: "Settings") -> Appearance:
-    keys = {name: key for name, key in asdict(settings.keys).items() if key}
+    keys = {name: key for name, key in settings.keys.items() if key}
     return Appearance(theme=settings.display.theme, system=settings.system, keys=keys)
 
 
@@ -76,23 +71,3 @@ class KvOnDisk:
 
     own_bytes: int
     shared_bytes: int
-
-
-class EngineView(Protocol):
-    """What the interface reads of the engine."""
-
-    def status(self) -> EngineStatus:
-        """Return at once."""
-        ...
-
-    def snapshot(self) -> CacheSnapshot | None:
-        """Return at once."""
-        ...
-
-    def cache_events(self, since: int = 0) -> tuple[CacheEvent, ...]:
-        """Return the newest events of the cache, from this number on; waits until the engine's step ends."""
-        ...
-
-    def inspect(self, request: InspectionRequest) -> tuple[InspectedBlock, ...]:
-        """Return blocks; waits until the engine's step ends."""
-        ...

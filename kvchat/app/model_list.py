@@ -75,45 +75,25 @@ class Installed:
         return f"{bytes_text(self.num_bytes):>8}  {context:>5}  {fit}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryFit:
-    """What there is for a model that is loaded in the place of the running one.
-
-    Args:
-        free_bytes: on the device that it is loaded to; None: nobody can say that yet.
-        running: directory of the model that runs, whose weights give way; None: none does.
-        cache_bytes: of KV that gives way with it.
-    """
-
-    free_bytes: int | None
-    running: Path | None = None
-    cache_bytes: int = 0
-
-    @property
-    def num_bytes(self) -> int | None:
-        if self.free_bytes is None:
-            return None
-        return self.free_bytes + self.cache_bytes + (weight_bytes(self.running) if self.running else 0)
-
-
-def models_here(current: str, named: Iterable[str], memory: MemoryFit) -> tuple[ModelEntry, ...]:
+def models_here(
+    current: str, named: Iterable[str], free_bytes: int | None, running: Path | None = None
+) -> tuple[ModelEntry, ...]:
     """Return the models that are installed, and those that sessions were held with, each once.
 
     Args:
         current: the model that answers now.
         named: models by the names that sessions keep.
-        memory: what there is for another model.
+        free_bytes: what another model may take; None: nobody can say that yet.
+        running: directory of the model that runs; None: none does.
     """
     used = ((name, Path(name)) for name in sorted(filter(None, named)) if os.sep in name)
     places = dict(installed_models()) | {name: path for name, path in used if is_model_place(path)}
-    if memory.running is not None:
-        places[current] = memory.running
+    if running is not None:
+        places[current] = running
     names = dict.fromkeys([current, *places])
     return tuple(
         ModelEntry(
-            name=name,
-            summary=describe(name, places[name], memory.num_bytes).short_line,
-            is_current=name == current,
+            name=name, summary=describe(name, places[name], free_bytes).short_line, is_current=name == current
         )
         for name in names
         if name in places

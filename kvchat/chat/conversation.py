@@ -10,10 +10,10 @@ from threading import Event as StopFlag
 from threading import Lock
 
 from kvchat.chat.engine_client import AnswerHandle, EngineClient, RequestHandle
-from kvchat.chat.events import ChatEvent, LoadingStarted, Prefill, TextDelta, TurnFinished, TurnStarted
+from kvchat.chat.events import ChatEvent, TurnFinished, TurnStarted
 from kvchat.chat.recorder import Answer, AnswerRecorder, outcome_of
 from kvchat.chat.revision import checkpoints
-from kvchat.engine.api.events import LoadPlanned, PrefillProgress, RequestFinished
+from kvchat.engine.api.events import RequestFinished
 from kvchat.engine.api.ids import SequenceId
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
@@ -21,7 +21,6 @@ from kvchat.errors import CapacityError, EngineFailed, InvalidRequest, KvchatErr
 from kvchat.session.kv.provenance import namespace_of
 from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.template.chat_template import ChatTemplate
-from kvchat.session.template.text_stream import Piece
 from kvchat.session.tree import Branch, BranchName, Finish, Role, Session, Turn, path_token_ids
 
 Undo = Callable[[], None]
@@ -157,7 +156,7 @@ class Answering:
         answer = Answer(self.store, turn, self.template.stream(prompt, turn.token_ids or ()))
         try:
             yield TurnStarted(question=question, answer=turn)
-            outcome, problem = yield from self._compute(conversation, prompt, answer, sampling)
+            outcome, problem = yield from self._compute(conversation, answer, sampling)
             ended = answer.finish(outcome)
         except BaseException as error:
             if conversation.recorder is None and isinstance(error, (CapacityError, InvalidRequest)):
@@ -195,18 +194,18 @@ class Answering:
         return undo
 
     def _compute(
-        self, conversation: Conversation, prompt: tuple[int, ...], answer: Answer, sampling: SamplingParams
+        self, conversation: Conversation, answer: Answer, sampling: SamplingParams
     ) -> Generator[ChatEvent, None, tuple[Outcome, str | None]]:
         """Submit the request and pass on what comes; return how it ended and, after a failure, why."""
         try:
-            request = self._request(conversation, prompt, answer, sampling)
+            request = self._request(conversation, answer, sampling)
             if conversation.is_stopping:
                 return Outcome(finish=Finish.INTERRUPTED), None
             recorder = AnswerRecorder(self._submit(conversation, request), answer)
             conversation.recorder = recorder
             for item in recorder.recorded():
                 if not isinstance(item, RequestFinished):
-                    yield _shown(item)
+                    yield item
         except EngineFailed as error:
             conversation.engine_sequence = None
             return Outcome(finish=Finish.ERROR), str(error)
@@ -217,25 +216,34 @@ class Answering:
         outcome = replace(self._outcome(finished, answer), stored=recorder.stored)
         return outcome, finished.error
 
-    def _request(
-        self, conversation: Conversation, prompt: tuple[int, ...], answer: Answer, sampling: SamplingParams
-    ) -> Request:
+    def _request(self, conversation: Conversation, answer: Answer, sampling: SamplingParams) -> Request:
         """Return the request and note which weights answer it. Blocks while the engine loads."""
         info = self.engine.info()
         answer.mark(model=self.model, fingerprint=info.fingerprint, exact=info.is_exact)
         if conversation.session.adapter != (adapter := info.adapter or ""):
             self.store.note_adapter(conversation.session.id, adapter)
             conversation.session = replace(conversation.session, adapter=adapter)
-        so_far = tuple(answer.token_ids)
+        request = self.request(conversation, conversation.turns[:-1], sampling, tuple(answer.token_ids))
+        return replace(request, sequence=conversation.engine_sequence)
+
+    def request(
+        self,
+        conversation: Conversation,
+        path: tuple[Turn, ...],
+        sampling: SamplingParams,
+        so_far: tuple[int, ...] = (),
+    ) -> Request:
+        """Return the request of an answer to a path, whose turns have ids. `so_far`: what there is of it."""
+        prompt = path_token_ids(path)
+        assert prompt is not None
         return Request(
             token_ids=prompt + so_far,
-            sampling=with_ends(sampling, self.template.end_ids, info.vocab_size),
+            sampling=with_ends(sampling, self.template.end_ids, self.engine.info().vocab_size),
             owner=conversation.session.id,
             priority=conversation.priority,
-            sequence=conversation.engine_sequence,
             stop=self.template.stop_matcher(prompt, so_far),
-            namespace=namespace_of(conversation.session, conversation.turns, len(prompt)),
-            checkpoints=self.checkpoints(conversation.session, conversation.turns[:-1]),
+            namespace=namespace_of(conversation.session, path, len(prompt)),
+            checkpoints=self.checkpoints(conversation.session, path),
         )
 
     def checkpoints(self, session: Session, path: Sequence[Turn]) -> tuple[int, ...]:
@@ -290,21 +298,3 @@ def with_ends(sampling: SamplingParams, end_ids: frozenset[int], vocab_size: int
         return sampling
     ends = set(sampling.stop_token_ids) | {end for end in end_ids if end < vocab_size}
     return replace(sampling, stop_token_ids=tuple(sorted(ends)))
-
-
-def prefill_of(event: PrefillProgress) -> Prefill:
-    """Return an engine's event as it is shown."""
-    return Prefill(
-        prompt_tokens=event.prompt_tokens,
-        cached_tokens=event.cached_tokens,
-        computed_tokens=event.computed_tokens,
-        loaded=event.loaded,
-    )
-
-
-def _shown(item: LoadPlanned | PrefillProgress | Piece) -> LoadingStarted | Prefill | TextDelta:
-    if isinstance(item, LoadPlanned):
-        return LoadingStarted(estimate=item.estimate)
-    if isinstance(item, PrefillProgress):
-        return prefill_of(item)
-    return TextDelta(text=item.text, reasoning=item.reasoning)

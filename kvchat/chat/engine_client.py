@@ -1,16 +1,19 @@
 """Engine client: the engine as chat sees it, in a thread of its own or in another process."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from kvchat.engine.api.cache_events import CacheEvent
 from kvchat.engine.api.config import EngineInfo
 from kvchat.engine.api.engine_phase import EngineStatus
-from kvchat.engine.api.events import Event
+from kvchat.engine.api.events import Event, RequestFinished
 from kvchat.engine.api.ids import RequestId, SequenceId
 from kvchat.engine.api.inspection import InspectedBlock, InspectionRequest
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.snapshot import CacheSnapshot
+
+_WAIT_S = 1.0
+"""Whoever waits is woken by an event, and by the end of the engine."""
 
 
 class AnswerHandle(Protocol):
@@ -41,6 +44,19 @@ class RequestHandle(AnswerHandle, Protocol):
             EngineFailed: the engine died; no further event will come.
         """
         ...
+
+
+def events_of(handle: RequestHandle) -> Iterator[Event]:
+    """Yield the events of a request as they come, to the last.
+
+    Raises:
+        EngineFailed: the engine died; no further event will come.
+    """
+    while True:
+        for event in handle.take_events(_WAIT_S):
+            yield event
+            if isinstance(event, RequestFinished):
+                return
 
 
 class EngineClient(Protocol):

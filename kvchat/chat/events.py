@@ -1,11 +1,14 @@
 """Chat events while an answer grows, and the cost of a revision before it is made. Values only.
 
+What the engine tells of a prompt, and text as it comes, are passed on as they are.
+
 They are apart from the code that makes them, so that a window is drawn before the chat behind it is imported.
 """
 
 from dataclasses import dataclass
 
-from kvchat.engine.api.events import Loaded, LoadEstimate
+from kvchat.engine.api.events import LoadPlanned, PrefillProgress
+from kvchat.session.template.text_stream import Piece
 from kvchat.session.tree import BranchName, Turn
 
 MOST_SAMPLES = 8
@@ -40,31 +43,6 @@ class TurnStarted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadingStarted:
-    """The stored part of the prompt is brought to the device, or computed again; told before the wait."""
-
-    estimate: LoadEstimate
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prefill:
-    """How much of the prompt is reused and computed so far, in tokens."""
-
-    prompt_tokens: int
-    cached_tokens: int
-    computed_tokens: int
-    loaded: Loaded
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextDelta:
-    """More text of the answer. `reasoning`: it belongs to the model's reasoning."""
-
-    text: str
-    reasoning: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TurnFinished:
     """The answer as stored. Last event of a turn."""
 
@@ -76,7 +54,7 @@ class TurnFinished:
     """What a person should know of what was stored."""
 
 
-ChatEvent = TurnStarted | LoadingStarted | Prefill | TextDelta | TurnFinished
+ChatEvent = TurnStarted | LoadPlanned | PrefillProgress | Piece | TurnFinished
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +74,7 @@ class SamplesFinished:
     error: str | None = None
 
 
-SampleEvent = Prefill | SampleDelta | SamplesFinished
+SampleEvent = PrefillProgress | SampleDelta | SamplesFinished
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,12 +41,6 @@ class Writers:
         """Return whether the process that holds this writer's lock still runs."""
         return self._directory is not None and _is_locked(self._directory / (writer + _SUFFIX))
 
-    def is_any_alive(self) -> bool:
-        """Return whether any writer of this store runs, this one included."""
-        if self._directory is None:
-            return self._own is not None
-        return any(_is_locked(file) for file in self._directory.glob("*" + _SUFFIX))
-
     def close(self) -> None:
         with self._guard:
             if self._own is None:
@@ -71,6 +65,11 @@ class Writers:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         hidden.rename(self._directory / (name + _SUFFIX))
         return name, descriptor
+
+
+def is_any_alive(directory: Path) -> bool:
+    """Return whether any writer of the store runs whose locks are in this directory."""
+    return any(_is_locked(file) for file in directory.glob("*" + _SUFFIX))
 
 
 def _sweep(directory: Path) -> None:

@@ -11,10 +11,10 @@ from threading import Timer
 from typing import Any
 from urllib.parse import urlsplit
 
-from kvchat.chat.events import TextDelta
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import ConfigError, InvalidRequest, ModelNotFound, RemoteError, UsageError
 from kvchat.session.template.chat_template import Message
+from kvchat.session.template.text_stream import Piece
 
 _CONNECT_S = 10.0
 _API = "/v1"
@@ -235,7 +235,7 @@ class RemoteStream:
     def prioritise(self, priority: int) -> None:
         """Nothing: a server knows no priorities of ours."""
 
-    def __iter__(self) -> Iterator[TextDelta]:
+    def __iter__(self) -> Iterator[Piece]:
         """Yield the text as it comes.
 
         Raises: RemoteError: the server reported an error, broke off, or sent what is no answer.
@@ -249,7 +249,7 @@ class RemoteStream:
                         yield replace(delta, text=text)
             for decoder, reasoning in ((thought, True), (said, False)):
                 if text := decoder.decode(b"", final=True):
-                    yield TextDelta(text=text, reasoning=reasoning)
+                    yield Piece(text=text, reasoning=reasoning)
             if self.report.finish_reason is None and not self.is_cancelled:
                 raise RemoteError(f"{self._url} broke off in the middle of the answer")
         except (OSError, HTTPException, *_NO_ANSWER) as error:
@@ -268,7 +268,7 @@ class RemoteStream:
             if name == "data" and data.strip():
                 yield json.loads(data)
 
-    def _deltas(self, event: dict[str, Any]) -> Iterator[TextDelta]:
+    def _deltas(self, event: dict[str, Any]) -> Iterator[Piece]:
         if "error" in event:
             raise RemoteError(f"{self._url}: {_error_words(json.dumps(event).encode())}")
         if usage := event.get("usage"):
@@ -277,9 +277,9 @@ class RemoteStream:
             delta = choice.get("delta") or {}
             reasoning = delta.get("reasoning_content") or delta.get("reasoning")
             if isinstance(reasoning, str):
-                yield TextDelta(text=reasoning, reasoning=True)
+                yield Piece(text=reasoning, reasoning=True)
             if isinstance(content := delta.get("content"), str) and content:
-                yield TextDelta(text=content)
+                yield Piece(text=content)
             if reason := choice.get("finish_reason"):
                 self.report = replace(self.report, finish_reason=str(reason))
 

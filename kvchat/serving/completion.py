@@ -11,7 +11,7 @@ from threading import Lock, Thread
 from time import monotonic
 
 from kvchat.chat.conversation import BEHIND
-from kvchat.chat.engine_client import EngineClient, RequestHandle
+from kvchat.chat.engine_client import EngineClient, RequestHandle, events_of
 from kvchat.engine.api.events import Event, RequestFinished, TokenEmitted
 from kvchat.engine.api.request import Request
 from kvchat.errors import EngineFailed, KvchatError
@@ -21,7 +21,6 @@ from kvchat.session.template.chat_template import ChatTemplate, Message
 from kvchat.session.template.text_stream import Piece, TextStream
 from kvchat.session.tree import Role
 
-_EVENT_WAIT_S = 1.0
 _OWNER = "serve"
 _MOST_REMEMBERED = 2_000_000
 """Tokens of transcripts in all: some 80 MB of Python integers."""
@@ -173,14 +172,11 @@ class ChatCompletion:
     # The thread that waits for the engine
 
     def _pump(self) -> None:
-        is_last = False
         try:
-            while not is_last:
-                for event in self._handle.take_events(_EVENT_WAIT_S):
-                    if isinstance(event, RequestFinished):
-                        is_last = True
-                        self._on_finish(event, monotonic() - self._start_s)
-                    self._hand_over(event)
+            for event in events_of(self._handle):
+                if isinstance(event, RequestFinished):
+                    self._on_finish(event, monotonic() - self._start_s)
+                self._hand_over(event)
         except EngineFailed as error:
             self._hand_over(error)
 

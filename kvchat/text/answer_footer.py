@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from urllib.parse import urlsplit
 
-from kvchat.chat.events import Prefill
-from kvchat.engine.api.events import LoadChoice, Loaded, LoadEstimate
+from kvchat.engine.api.events import LoadChoice, Loaded, LoadEstimate, PrefillProgress
 from kvchat.errors import ContextOverflow
 from kvchat.session.tree import Backend, Finish, Session, Turn
 from kvchat.text.attached_files import split_message
@@ -46,7 +45,7 @@ def ending_text(turn: Turn, key: str = "f5", max_context: int | None = None) -> 
     """
     if is_full(turn, max_context):
         return f"the context is full{SEPARATOR}{MAKE_ROOM}"
-    ending = _ENDINGS.get(turn.finish)
+    ending = ENDINGS.get(turn.finish)
     return f"{ending}{SEPARATOR}{key} or /continue goes on" if ending else ""
 
 
@@ -76,7 +75,7 @@ def overflow_text(error: ContextOverflow, message: str, num_tokens: int) -> str:
 
 MAKE_ROOM = "/summary begins anew with a summary, /undo goes back, /drop leaves a message out"
 
-_ENDINGS = {
+ENDINGS = {
     Finish.LENGTH: "stopped at the length limit",
     Finish.INTERRUPTED: "interrupted",
     Finish.PARTIAL: "cut off",
@@ -102,7 +101,7 @@ def loading_parts(estimate: LoadEstimate) -> tuple[str, ...]:
             return (f"loading and computing at once, {about}", f"loading alone would take {load}")
 
 
-def progress_parts(prefill: Prefill, left_s: float | None = None) -> tuple[str, ...]:
+def progress_parts(prefill: PrefillProgress, left_s: float | None = None) -> tuple[str, ...]:
     """Return what is said while the prompt is computed.
 
     Args:
@@ -124,7 +123,7 @@ class PrefillEta:
         self._clock = clock
         self._first: tuple[float, int] | None = None
 
-    def left_s(self, prefill: Prefill) -> float | None:
+    def left_s(self, prefill: PrefillProgress) -> float | None:
         """Note how far a prompt is, and return the seconds left; None before any speed is known, and behind
         its end.
         """

@@ -20,7 +20,6 @@ from textual.screen import Screen
 from textual.types import IgnoreReturnCallbackType
 from textual.widgets import Input
 
-from kvchat.app.interface_types import EngineView
 from kvchat.errors import KvchatError
 from kvchat.session.tree import SessionId
 from kvchat.text.figures import plural
@@ -37,6 +36,7 @@ from kvchat.ui.widgets.session_list import SessionList
 
 if TYPE_CHECKING:
     from kvchat.app.interface_host import InterfaceHost
+    from kvchat.chat.engine_client import EngineClient
     from kvchat.chat.service import Chat
 
 log = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ class KvchatApp(ThemedApp):
     def __init__(
         self,
         chat: "Chat",
-        engine: EngineView,
+        engine: "EngineClient",
         host: "InterfaceHost",
         initial: str | None = None,
         *,

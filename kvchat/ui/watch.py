@@ -10,7 +10,6 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import Static
 
-from kvchat.app.interface_types import EngineView
 from kvchat.engine.api.engine_phase import EnginePhase
 from kvchat.ui.state.cache_history import History
 from kvchat.ui.state.stored_sessions import StoredSessions
@@ -20,6 +19,7 @@ from kvchat.ui.widgets.cache.panel import CachePanel
 from kvchat.ui.widgets.cache.panel_rows import BranchNames, Live
 
 if TYPE_CHECKING:
+    from kvchat.chat.engine_client import EngineClient
     from kvchat.session.store import SessionStore
 
 _INTERVAL_S = 0.5
@@ -41,7 +41,7 @@ class WatchApp(ThemedApp):
         Binding("q,escape,f3,ctrl+c,ctrl+q", "quit", "Quit", priority=True),
     ]
 
-    def __init__(self, engine: EngineView, store: "SessionStore") -> None:
+    def __init__(self, engine: "EngineClient", store: "SessionStore") -> None:
         super().__init__()
         self.theme = KVCHAT_THEME.name
         self._engine = engine

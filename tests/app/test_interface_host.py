@@ -17,9 +17,10 @@ from kvchat.app.engine_swap import EngineSwap
 from kvchat.app.interface_host import InterfaceHost
 from kvchat.app.ipc.client import EngineClientProxy, borrow
 from kvchat.app.ipc.socket_path import identity_of, socket_path
-from kvchat.app.model_list import MemoryFit, describe, free_bytes_of, models_here
+from kvchat.app.model_list import describe, free_bytes_of, models_here
 from kvchat.chat.service import Chat
 from kvchat.engine.api.engine_phase import EnginePhase
+from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.models.locate import locate_model
 from kvchat.errors import ConfigError, EngineFailed, ModelError, ModelNotFound, ModelUnreadable, UsageError
 from kvchat.session.kv.provenance import Origin
@@ -82,8 +83,8 @@ def test_a_model_that_cannot_be_loaded_is_refused_before_anything_is_let_go(
     os.truncate(weights, weights.stat().st_size - 1)
     with pytest.raises(ModelUnreadable, match="not a whole safetensors file"):
         host.check_model(str(damaged))
-    wait_until(lambda: host._memory().running is not None)
-    room = host._memory().num_bytes
+    wait_until(lambda: host._room()[1] is not None)
+    room, _ = host._room()
     assert room is not None
     huge = tmp_path / "huge"
     shutil.copytree(tiny_model, huge)
@@ -246,17 +247,26 @@ def test_a_setting_is_written_into_the_persons_file_and_counts_there(home: Path)
         assert read_settings().sampling.temperature == 0
 
 
-def test_the_window_counts_what_its_engine_holds_as_free_for_another_model(window: Window) -> None:
+def test_the_window_counts_what_its_engine_holds_as_free_for_another_model(
+    window: Window, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free_bytes = 1 << 30
+    monkeypatch.setattr("kvchat.app.interface_host.free_bytes_of", lambda device: free_bytes)
     say_first = window.chat.create("talk")
     list(window.chat.send(say_first, "hello"))
     # What an engine holds is told some times a second.
-    wait_until(lambda: window.host._memory().cache_bytes)
-    memory = window.host._memory()
-    assert memory.running is not None
-    weights = sum(file.stat().st_size for file in memory.running.glob("*.safetensors"))
-    assert memory.free_bytes is not None
-    assert memory.cache_bytes > 0
-    assert memory.num_bytes == memory.free_bytes + memory.cache_bytes + weights
+    wait_until(lambda: held_bytes(window) > 0)
+    _, running = window.host._room()
+    assert running is not None
+    weights = sum(file.stat().st_size for file in running.glob("*.safetensors"))
+    wait_until(lambda: window.host._room() == (free_bytes + held_bytes(window) + weights, running))
+
+
+def held_bytes(window: Window) -> int:
+    snapshot = window.chat.engine.snapshot()
+    assert snapshot is not None
+    device = snapshot.tier(Tier.DEVICE)
+    return device.used_bytes + device.cached_bytes
 
 
 def test_models_of_the_hub_of_the_directory_and_of_earlier_sessions_are_listed(
@@ -273,7 +283,7 @@ def test_models_of_the_hub_of_the_directory_and_of_earlier_sessions_are_listed(
         file.write_bytes(bytes(3 << 20))
     shutil.copytree(tiny_model, whole)
     named = [str(used), str(tiny_model), str(tmp_path / "gone.gguf"), "someone/gone", ""]
-    found = {entry.name: entry for entry in models_here("starter", named, MemoryFit(free_bytes=2 << 20))}
+    found = {entry.name: entry for entry in models_here("starter", named, 2 << 20)}
     assert list(found) == [
         "starter",
         str(here / "local.gguf"),

@@ -3,10 +3,11 @@
 from pathlib import Path
 
 from kvchat.chat.conversation import Conversation
-from kvchat.chat.events import ChatEvent, TextDelta
+from kvchat.chat.events import ChatEvent
 from kvchat.chat.service import Chat
 from kvchat.session.store import SessionStore
 from kvchat.session.template.chat_template import ChatTemplate
+from kvchat.session.template.text_stream import Piece
 from tests.scripted_engine import ScriptedEngine
 
 REPLY = "Hello, Grüße! The answer is no."
@@ -38,4 +39,4 @@ class Desk:
 
 
 def shown(events: list[ChatEvent]) -> str:
-    return "".join(event.text for event in events if isinstance(event, TextDelta) and not event.reasoning)
+    return "".join(event.text for event in events if isinstance(event, Piece) and not event.reasoning)

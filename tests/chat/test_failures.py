@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat.events import TextDelta, TurnFinished
+from kvchat.chat.events import TurnFinished
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import (
     ContextOverflow,
@@ -15,6 +15,7 @@ from kvchat.errors import (
     UsageError,
 )
 from kvchat.session.template.chat_template import ChatTemplate
+from kvchat.session.template.text_stream import Piece
 from kvchat.session.tree import Finish
 from tests.chat.desk import REPLY, Desk, shown
 from tests.tiny_models import CHATML, write_model
@@ -86,7 +87,7 @@ def test_a_full_disk_stops_the_answer_and_everything_shown_is_stored(desk: Desk)
 
     def read() -> None:
         events = desk.chat.send(conversation, "Hello", SamplingParams(max_tokens=None))
-        text.extend(event.text for event in events if isinstance(event, TextDelta))
+        text.extend(event.text for event in events if isinstance(event, Piece))
 
     with pytest.raises(StorageError, match="free some space"):
         read()
@@ -109,7 +110,7 @@ def test_a_session_deleted_under_an_answer_ends_it_with_a_message(desk: Desk) ->
 
     def read() -> None:
         for event in desk.chat.send(conversation, "Hello"):
-            if isinstance(event, TextDelta):
+            if isinstance(event, Piece):
                 desk.store.delete_session(conversation.session.id)
 
     with pytest.raises(SessionNotFound, match="deleted"):

@@ -6,8 +6,9 @@ from threading import Thread, main_thread
 
 import pytest
 
-from kvchat.chat.events import ChatEvent, TextDelta, TurnFinished
+from kvchat.chat.events import ChatEvent, TurnFinished
 from kvchat.errors import UsageError
+from kvchat.session.template.text_stream import Piece
 from kvchat.session.tree import Finish
 from tests.chat.desk import REPLY, Desk, shown
 from tests.patience import wait_until
@@ -24,7 +25,7 @@ def test_an_abandoned_answer_is_stopped_and_kept_as_interrupted(desk: Desk) -> N
     with closing(desk.chat.send(conversation, "Hello")) as events:
         text = ""
         for event in events:
-            text += event.text if isinstance(event, TextDelta) else ""
+            text += event.text if isinstance(event, Piece) else ""
             if text:
                 break
     assert desk.engine.handles[0].cancelled.is_set()
@@ -46,7 +47,7 @@ def test_an_answer_is_kept_whatever_ends_its_reader(desk: Desk, interrupt: type[
     def read() -> None:
         with closing(desk.chat.send(conversation, "Hello")) as events:
             for event in events:
-                if isinstance(event, TextDelta):
+                if isinstance(event, Piece):
                     raise interrupt
 
     with pytest.raises(interrupt):
@@ -78,7 +79,7 @@ def test_sampled_tokens_are_stored_though_nobody_reads(desk: Desk) -> None:
     conversation = desk.chat.create()
     with closing(desk.chat.send(conversation, "Hello")) as events:
         for event in events:
-            if isinstance(event, TextDelta):
+            if isinstance(event, Piece):
                 break
         wait_until(lambda: desk.store.turn(conversation.turns[-1].id).text == REPLY)
     # The engine had ended the answer, so it is complete, seen or not.
@@ -91,7 +92,7 @@ def test_stop_from_another_thread_ends_the_answer_as_interrupted(desk: Desk) -> 
     events: list[ChatEvent] = []
     for event in desk.chat.send(conversation, "Hello"):
         events.append(event)
-        if isinstance(event, TextDelta) and shown(events):
+        if isinstance(event, Piece) and shown(events):
             stopper = Thread(target=desk.chat.stop, args=(conversation,))
             stopper.start()
             stopper.join()
@@ -110,7 +111,7 @@ def test_closing_a_conversation_that_is_being_answered_stops_it_and_leaves_no_br
     desk.engine.held_after = NUM_TOKENS
     conversation = desk.chat.create()
     for event in desk.chat.send(conversation, "Hello"):
-        if isinstance(event, TextDelta):
+        if isinstance(event, Piece):
             desk.chat.close(conversation)
     assert desk.engine.live == {}
     assert conversation.turns[-1].finish is Finish.INTERRUPTED
@@ -130,7 +131,7 @@ def test_a_second_message_waits_for_its_turn(desk: Desk) -> None:
 def test_a_conversation_that_leaves_the_screen_makes_way_also_while_it_is_answered(desk: Desk) -> None:
     conversation = desk.chat.create()
     events = desk.chat.send(conversation, "Hello")
-    next(event for event in events if isinstance(event, TextDelta))
+    next(event for event in events if isinstance(event, Piece))
     desk.chat.put_behind(conversation)
     assert desk.engine.handles[-1].priorities[-1] > desk.engine.requests[-1].priority == 0
     desk.chat.bring_forward(conversation)

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from kvchat.chat.events import Prefill, TextDelta, TurnFinished, TurnStarted
+from kvchat.chat.events import TurnFinished, TurnStarted
 from kvchat.chat.service import Chat
-from kvchat.engine.api.events import Event, LoadChoice, LoadEstimate, LoadPlanned
+from kvchat.engine.api.events import Event, LoadChoice, LoadEstimate, LoadPlanned, PrefillProgress
 from kvchat.errors import UsageError
 from kvchat.session.store import SessionStore
 from kvchat.session.template.chat_template import ChatTemplate
+from kvchat.session.template.text_stream import Piece
 from kvchat.session.tree import Finish, Stored
 from tests.chat.desk import REPLY, Desk, shown
 from tests.scripted_engine import ScriptedHandle
@@ -26,7 +27,7 @@ def test_a_turn_is_told_from_question_to_end(desk: Desk) -> None:
     assert isinstance(started, TurnStarted)
     assert started.question is not None
     assert started.question.text == "My name is Ana."
-    assert isinstance(prefill, Prefill)
+    assert isinstance(prefill, PrefillProgress)
     assert isinstance(finished, TurnFinished)
     assert (finished.error, finished.answer.finish) == (None, Finish.COMPLETE)
     assert shown(events) == finished.answer.text == REPLY
@@ -69,7 +70,7 @@ def test_everything_is_stored_before_it_is_shown(desk: Desk) -> None:
         if isinstance(event, TurnStarted):
             assert not desk.engine.requests
             assert [turn.text for turn in other.turns_to(event.answer.id)] == ["Hello", ""]
-        if isinstance(event, TextDelta):
+        if isinstance(event, Piece):
             so_far += event.text
             num_deltas += 1
             stored = other.turn(conversation.turns[-1].id)

@@ -7,11 +7,12 @@ from threading import Thread
 import pytest
 
 from kvchat.chat.conversation import Conversation
-from kvchat.chat.events import ChatEvent, TextDelta, TurnFinished, TurnStarted
+from kvchat.chat.events import ChatEvent, TurnFinished, TurnStarted
 from kvchat.errors import ConfigError, InvalidRequest, KvchatError, ModelNotFound, RemoteError, UsageError
 from kvchat.remote.chat_service import RemoteChat
 from kvchat.remote.endpoint import RemoteServer
 from kvchat.session.store import SessionStore
+from kvchat.session.template.text_stream import Piece
 from kvchat.session.tree import Finish, Turn
 from kvchat.text.answer_footer import footer_parts
 from kvchat.text.revision import edit_words
@@ -40,7 +41,7 @@ def answer_of(events: Iterator[ChatEvent]) -> Turn:
     *before, last = list(events)
     assert isinstance(before[0], TurnStarted)
     assert isinstance(last, TurnFinished)
-    shown = "".join(event.text for event in before if isinstance(event, TextDelta) and not event.reasoning)
+    shown = "".join(event.text for event in before if isinstance(event, Piece) and not event.reasoning)
     assert shown == last.answer.text
     return last.answer
 
@@ -203,7 +204,7 @@ def test_stopping_closes_the_connection_and_keeps_what_came(store: SessionStore,
     conversation = chat.create()
     events = chat.send(conversation, "Hello")
     assert isinstance(next(events), TurnStarted)
-    assert isinstance(next(events), TextDelta)
+    assert isinstance(next(events), Piece)
     Thread(target=chat.stop, args=(conversation,)).start()
     answer = answer_of(_behind(events, conversation))
     assert (answer.text, answer.finish) == ("Hi", Finish.INTERRUPTED)
@@ -255,5 +256,5 @@ def test_a_session_that_began_here_goes_on_by_its_text(chat: RemoteChat, served:
 def _behind(events: Iterator[ChatEvent], conversation: Conversation) -> Iterator[ChatEvent]:
     """Yield what was taken already, and then the rest."""
     yield TurnStarted(question=None, answer=conversation.turns[-1])
-    yield TextDelta(text="Hi")
+    yield Piece(text="Hi")
     yield from events

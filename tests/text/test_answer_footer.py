@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from kvchat.chat.events import Prefill
 from kvchat.engine.api.events import LoadChoice, Loaded, LoadEstimate, Timings, Usage
 from kvchat.session.tree import Finish, Turn
 from kvchat.text.answer_footer import (
@@ -17,7 +16,7 @@ from kvchat.text.answer_footer import (
     wrap_parts,
 )
 from tests.hand_clock import HandClock
-from tests.ui.records import ANSWER
+from tests.ui.records import ANSWER, prefilled
 
 pytestmark = pytest.mark.pure
 
@@ -82,7 +81,7 @@ def test_an_answer_that_fills_the_context_offers_what_makes_room_and_nothing_els
 
 
 def test_progress_counts_what_is_computed_of_what_is_new_and_has_the_time_left_once_that_is_known() -> None:
-    prefill = Prefill(prompt_tokens=1260, cached_tokens=1200, computed_tokens=15, loaded=Loaded())
+    prefill = prefilled(1260, cached=1200, computed=15)
     counts = ("reused 1,200 of 1,260", "computing 15 of 60")
     assert progress_parts(prefill) == counts
     assert progress_parts(prefill, 3.14) == (*counts, "▕██      ▏ 3.1 s left")
@@ -115,6 +114,6 @@ def test_the_time_left_follows_the_speed_since_the_first_look_and_not_what_was_c
     left = []
     for passed_s, computed in ((0, 500), (2, 1000), (2, 1750), (2, 2000)):
         clock.now_s += passed_s
-        at = Prefill(prompt_tokens=2100, cached_tokens=100, computed_tokens=computed, loaded=Loaded())
+        at = prefilled(2100, cached=100, computed=computed)
         left.append(pace.left_s(at))
     assert left == [None, 4.0, pytest.approx(0.8), None]

@@ -1,5 +1,7 @@
-"""A stored session and an answer in it, of which a test changes what it looks at."""
+"""A stored session and an answer in it, of which a test changes what it looks at; and a prompt on its way."""
 
+from kvchat.engine.api.events import PrefillProgress
+from kvchat.engine.api.ids import RequestId, SequenceId
 from kvchat.session.tree import Finish, Role, Session, SessionId, Turn, TurnId
 
 SESSION = Session(id=SessionId("s"), title="t", system="", model="m", created_at=0.0, updated_at=0.0)
@@ -13,3 +15,13 @@ ANSWER = Turn(
     finish=Finish.COMPLETE,
     created_at=0.0,
 )
+
+
+def prefilled(prompt: int, *, cached: int, computed: int) -> PrefillProgress:
+    return PrefillProgress(
+        request_id=RequestId(1),
+        sequence=SequenceId(1),
+        prompt_tokens=prompt,
+        cached_tokens=cached,
+        computed_tokens=computed,
+    )

@@ -8,15 +8,17 @@ from time import sleep
 from typing import Any
 
 from kvchat.chat.conversation import Conversation
-from kvchat.chat.events import ChatEvent, EditCost, Prefill, Revision, TextDelta, TurnFinished, TurnStarted
+from kvchat.chat.events import ChatEvent, EditCost, Revision, TurnFinished, TurnStarted
 from kvchat.chat.revision import plan_undo
 from kvchat.engine.api.events import Loaded, Timings, Usage
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import SessionNotFound
 from kvchat.session.cache_miss import Explanation, explain
 from kvchat.session.session_queries import SearchHit, SessionSummary
+from kvchat.session.template.text_stream import Piece
 from kvchat.session.tree import MAIN, Branch, BranchName, Finish, Role, Session, SessionId, Turn, TurnId
 from tests.ui.gate import HELD_S
+from tests.ui.records import prefilled
 from tests.ui.scripted_engine import HeldTokens, ScriptedEngine
 from tests.ui.scripted_unsent import ScriptedUnsent as ScriptedUnsent
 from tests.ui.scripted_variants import ScriptedVariants
@@ -293,18 +295,16 @@ class ScriptedChat:
             cached = sum(len(turn.token_ids or ()) for turn in conversation.turns[:-1])
             prompt = cached + len(parent.token_ids or ())
             yield TurnStarted(question=question, answer=turn)
-            yield Prefill(
-                prompt_tokens=prompt, cached_tokens=cached, computed_tokens=prompt - cached, loaded=Loaded()
-            )
+            yield prefilled(prompt, cached=cached, computed=prompt - cached)
             if answer.reasoning:
-                yield TextDelta(text=answer.reasoning, reasoning=True)
+                yield Piece(text=answer.reasoning, reasoning=True)
             shown = turn.text
             for piece in answer.pieces():
                 if conversation.is_stopping:
                     break
                 shown += piece
                 self._hold(conversation, prompt + len(shown.split()), running=True)
-                yield TextDelta(text=piece)
+                yield Piece(text=piece)
                 if answer.hold is not None:
                     answer.hold.wait(HELD_S)
                 sleep(answer.pace_s)

@@ -10,17 +10,16 @@ from kvchat.chat.events import (
     Alternative,
     ChatEvent,
     EditCost,
-    Prefill,
     SampleDelta,
     SampleEvent,
     SamplesFinished,
     TurnFinished,
     TurnStarted,
 )
-from kvchat.engine.api.events import Loaded
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.session.tree import BranchName, Finish, Turn, TurnId
 from tests.ui.gate import HELD_S
+from tests.ui.records import prefilled
 
 if TYPE_CHECKING:
     from tests.ui.scripted import ScriptedChat
@@ -93,7 +92,7 @@ class ScriptedVariants:
         self, conversation: Conversation, num: int, sampling: SamplingParams
     ) -> Iterator[SampleEvent]:
         with conversation.occupied():
-            yield Prefill(prompt_tokens=31, cached_tokens=30, computed_tokens=1, loaded=Loaded())
+            yield prefilled(31, cached=30, computed=1)
             texts = [self.answer.format(number + 1) for number in range(num)]
             for at in range(0, max(map(len, texts)), 6):
                 if conversation.is_stopping:

@@ -29,7 +29,7 @@ from kvchat.session.render.markdown_text import Document, DocumentMessage, markd
 from kvchat.session.store import SessionStore
 from kvchat.session.timestamp_limits import LATEST
 from kvchat.session.tree import Branch, Finish, Role, Session, Turn
-from kvchat.text.answer_footer import footer_parts
+from kvchat.text.answer_footer import ENDINGS, footer_parts
 from kvchat.text.figures import bytes_text, plural
 from kvchat.text.fit_text import UNTITLED
 from kvchat.text.trust import trust_words
@@ -41,12 +41,7 @@ _MAX_NAME_LEN = 80
 _MAX_NAME_BYTES = 200
 """File systems take 255; what is written first has a longer name."""
 
-_ENDINGS = {
-    Finish.LENGTH: "stopped at the length limit",
-    Finish.INTERRUPTED: "interrupted",
-    Finish.PARTIAL: "still being written",
-    Finish.ERROR: "ended by an error",
-}
+_ENDINGS = ENDINGS | {Finish.PARTIAL: "still being written"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

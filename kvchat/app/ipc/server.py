@@ -8,7 +8,6 @@ import fcntl
 import logging
 import os
 import socket
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,14 +18,13 @@ from typing import Any
 from kvchat.app.ipc.socket_path import is_own_user, make_room
 from kvchat.app.ipc.wire import VERSION, Channel, ProtocolError, plain, plain_error, restored
 from kvchat.chat.conversation import BEHIND
-from kvchat.chat.engine_client import EngineClient, RequestHandle
-from kvchat.engine.api.events import Event, RequestFinished
+from kvchat.chat.engine_client import EngineClient, RequestHandle, events_of
+from kvchat.engine.api.events import Event
 from kvchat.engine.api.ids import RequestId, SequenceId
 from kvchat.engine.api.request import Request
 from kvchat.errors import EngineFailed, InvalidRequest, KvchatError
 from kvchat.session.template.chat_template import ChatTemplate
 
-_EVENT_WAIT_S = 1.0
 _MAX_BORROWERS = 128
 _GREETING_S = 10.0
 
@@ -178,12 +176,11 @@ class ClientConnection:
 
     def _answer(self, message: dict[str, Any]) -> None:
         value = message.get("value")
-        call = _CALLS.get(str(message.get("call")))
-        if call is None or not isinstance(value, dict):
-            raise ProtocolError(f"no call: {message.get('call')!r}")
+        if not isinstance(value, dict):
+            raise ProtocolError("a call without values")
         try:
             try:
-                answer: dict[str, object] = {"result": call(self, value)}
+                answer: dict[str, object] = {"result": self._called(message.get("call"), value)}
             except (KeyError, TypeError) as error:
                 raise ProtocolError(f"no value of {message['call']}") from error
         except KvchatError as error:
@@ -197,12 +194,35 @@ class ClientConnection:
                 arguments = (self._new.pop(),)
                 Thread(target=self._pump, args=arguments, name="kvchat-lent-answer", daemon=True).start()
 
-    # Calls
-
-    def _status(self, value: dict[str, Any]) -> object:
-        status = self._engine.status()
-        error = None if status.error is None else plain_error(status.error)
-        return {"phase": status.phase.value, "detail": status.detail, "error": error}
+    def _called(self, call: object, value: dict[str, Any]) -> object:
+        """Do what a borrower asks for, and return what it is told."""
+        match call:
+            case "status":
+                status = self._engine.status()
+                error = None if status.error is None else plain_error(status.error)
+                return {"phase": status.phase.value, "detail": status.detail, "error": error}
+            case "info":
+                return plain(self._engine.info())
+            case "snapshot":
+                return plain(self._engine.snapshot())
+            case "cache_events":
+                return [plain(event) for event in self._engine.cache_events(int(value["since"]))]
+            case "reusable_len":
+                return self._engine.reusable_len(tuple(value["token_ids"]), str(value["namespace"]))
+            case "submit":
+                return self._submit(value)
+            case "cancel":
+                if handle := self._running.get(value["request"]):
+                    handle.cancel()
+            case "release":
+                if (sequence := value["sequence"]) in self._sequences:
+                    self._sequences.discard(sequence)
+                    self._engine.release(sequence)
+            case "drain_saves":
+                self._engine.drain_saves()
+            case _:
+                raise ProtocolError(f"no call: {call!r}")
+        return None
 
     def _submit(self, value: dict[str, Any]) -> object:
         request = restored(Request, value["request"])
@@ -221,25 +241,13 @@ class ClientConnection:
         self._new.append(handle)
         return {"request": handle.request_id, "sequence": handle.sequence}
 
-    def _cancel(self, value: dict[str, Any]) -> None:
-        if handle := self._running.get(value["request"]):
-            handle.cancel()
-
-    def _release(self, value: dict[str, Any]) -> None:
-        if value["sequence"] in self._sequences:
-            self._sequences.discard(value["sequence"])
-            self._engine.release(value["sequence"])
-
     # The thread of a request
 
     def _pump(self, handle: RequestHandle) -> None:
         """Pass on events until the last, also where nobody takes them any more."""
         try:
-            is_last = False
-            while not is_last:
-                for event in handle.take_events(_EVENT_WAIT_S):
-                    is_last = is_last or isinstance(event, RequestFinished)
-                    self._pass_on(handle, event)
+            for event in events_of(handle):
+                self._pass_on(handle, event)
         except EngineFailed:
             self.cut()
         with self._guard:
@@ -257,23 +265,6 @@ class ClientConnection:
             self._channel.send(message)
         except OSError:
             handle.cancel()
-
-
-_CALLS: dict[str, Callable[[ClientConnection, dict[str, Any]], object]] = {
-    "status": ClientConnection._status,
-    "info": lambda client, _: plain(client._engine.info()),
-    "snapshot": lambda client, _: plain(client._engine.snapshot()),
-    "cache_events": lambda client, value: [
-        plain(event) for event in client._engine.cache_events(int(value["since"]))
-    ],
-    "reusable_len": lambda client, value: client._engine.reusable_len(
-        tuple(value["token_ids"]), str(value["namespace"])
-    ),
-    "submit": ClientConnection._submit,
-    "cancel": ClientConnection._cancel,
-    "release": ClientConnection._release,
-    "drain_saves": lambda client, _: client._engine.drain_saves(),
-}
 
 
 def _locked(file: Path) -> int | None:

@@ -10,8 +10,9 @@ from kvchat.app.config import Settings
 from kvchat.app.interface_types import KvOnDisk
 from kvchat.app.open_store import open_cache
 from kvchat.app.retention.session_removal import SessionService, by_size, is_referenced
-from kvchat.engine.api.ids import BlockKey, u32le
+from kvchat.engine.api.ids import BlockKey
 from kvchat.engine.memory.disk.index import DiskUsage, IndexedBlock
+from kvchat.session.kv.block_references import References
 from kvchat.session.packs import PackStore
 from kvchat.session.session_queries import SessionSummary
 from kvchat.session.tree import SessionId
@@ -88,25 +89,16 @@ def evicted(
         return admin.collect(lambda block: not is_referenced(block, own) or is_referenced(block, others))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Referred:
-    """What a session refers to in blocks of one size: its full blocks, and what its branches end with."""
-
-    keys: frozenset[BlockKey]
-    ends: Mapping[BlockKey, Sequence[bytes]]
-
-    def has_tail(self, block: IndexedBlock) -> bool:
-        return any(end.startswith(u32le(block.token_ids)) for end in self.ends.get(block.parent, ()))
-
-
 class StoredKv:
     """Counts for all sessions at once. What a session refers to is worked out once for each state of it."""
 
     def __init__(self, store: SessionService, settings: Settings) -> None:
         self._store = store
         self._settings = settings
-        self._known: dict[SessionId, tuple[object, dict[int, _Referred]]] = {}
-        """The state of each session when it was looked at, and what it refers to, by block size."""
+        self._known: dict[SessionId, tuple[object, dict[int, References]]] = {}
+        """The state of each session when it was looked at, and by block size its full blocks
+        and the runs that its branches end with.
+        """
 
     def count(self, is_stopped: Callable[[], bool] = lambda: False) -> dict[SessionId, KvOnDisk]:
         """Return what each session has that has anything. Not for two threads at once.
@@ -135,13 +127,13 @@ class StoredKv:
             for size in sizes:
                 referred = self._of(summary, size)
                 found += [full[size, key] for key in referred.keys if (size, key) in full]
-                behind = (tail for parent in referred.ends for tail in tails.get((size, parent), ()))
-                found += [tail for tail in behind if referred.has_tail(tail)]
+                behind = (tail for parent in referred.runs for tail in tails.get((size, parent), ()))
+                found += [tail for tail in behind if referred.covers_tail(tail.parent, tail.token_ids)]
             if found:
                 held[summary.session.id] = found
         return _shares(held)
 
-    def _of(self, summary: SessionSummary, block_size: int) -> _Referred:
+    def _of(self, summary: SessionSummary, block_size: int) -> References:
         session = summary.session
         state = (session.updated_at, session.namespace, summary.num_turns, summary.num_tokens)
         known_state, referred = self._known.get(session.id, (None, {}))
@@ -152,17 +144,16 @@ class StoredKv:
         self._known[session.id] = state, referred
         return referred[block_size]
 
-    def _work_out(self, session_id: SessionId, block_size: int) -> _Referred:
+    def _work_out(self, session_id: SessionId, block_size: int) -> References:
         start_s = perf_counter()
         found = self._store.references(block_size, [session_id])
         ends = {
             parent: short
             for parent, runs in found.runs.items()
-            if (short := [run for run in runs if len(run) < 4 * block_size])
+            if (short := {run for run in runs if len(run) < 4 * block_size})
         }
-        referred = _Referred(keys=frozenset(found.keys), ends=ends)
         sleep(min(_LONGEST_REST_S, perf_counter() - start_s))  # hundreds of them follow: others come first
-        return referred
+        return References(found.keys, ends)
 
 
 def _shares(held: Mapping[SessionId, Sequence[IndexedBlock]]) -> dict[SessionId, KvOnDisk]:

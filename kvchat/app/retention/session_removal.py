@@ -380,14 +380,6 @@ def branch_words(plan: BranchRemoval) -> str:
     return words
 
 
-def _deletion_words(would: Removed, owners: str) -> str:
-    words = f"{plural(would.freed_blocks, 'block')} of KV ({bytes_text(would.freed_bytes)}) would be freed"
-    if would.shared_blocks:
-        shared = f"{plural(would.shared_blocks, 'block')} ({bytes_text(would.shared_bytes)})"
-        words += f"; {shared} stay, since other {owners} share them"
-    return words
-
-
 def expected_words(count: Callable[[], Removed], owners: str = "sessions") -> str:
     """Return what a deletion would free, and what would stay; all of its KV where the cache cannot be used.
 
@@ -396,7 +388,12 @@ def expected_words(count: Callable[[], Removed], owners: str = "sessions") -> st
         owners: who else may have it.
     """
     try:
-        return _deletion_words(count(), owners)
+        would = count()
     except (StorageError, OSError) as error:
         again = "`kvchat cache gc` removes it once the cache can be used again"
         return f"its KV would stay on disk: {error}; {again}"
+    words = f"{plural(would.freed_blocks, 'block')} of KV ({bytes_text(would.freed_bytes)}) would be freed"
+    if would.shared_blocks:
+        shared = f"{plural(would.shared_blocks, 'block')} ({bytes_text(would.shared_bytes)})"
+        words += f"; {shared} stay, since other {owners} share them"
+    return words

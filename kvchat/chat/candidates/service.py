@@ -11,8 +11,8 @@ from threading import Lock
 from time import time
 
 from kvchat.chat.candidates.token_fork import TokenForks
-from kvchat.chat.conversation import BEHIND, ON_SCREEN, Answering, Conversation, prefill_of, with_ends
-from kvchat.chat.engine_client import EngineClient, RequestHandle
+from kvchat.chat.conversation import BEHIND, Answering, Conversation
+from kvchat.chat.engine_client import EngineClient, RequestHandle, events_of
 from kvchat.chat.events import MOST_SAMPLES, EditCost, SampleDelta, SampleEvent, SamplesFinished
 from kvchat.chat.recorder import Answer, outcome_of
 from kvchat.chat.revision import common_ids, path_cost, to_last_question
@@ -52,11 +52,9 @@ class ReadAhead:
             if self._is_stopped or not self.num_tokens:
                 return
             handle = self._handle = self._engine.submit(self._request)
-        finished: list[RequestFinished] = []
-        while not finished:
-            finished = [one for one in handle.take_events(_WAIT_S) if isinstance(one, RequestFinished)]
-        if (problem := finished[0].error) is not None:
-            raise EngineFailed(problem)
+        for event in events_of(handle):
+            if isinstance(event, RequestFinished) and event.error is not None:
+                raise EngineFailed(event.error)
 
     def stop(self) -> None:
         """End it: the message is sent or given up. What was computed stays cached. From any thread."""
@@ -203,16 +201,7 @@ class CandidateService:
         prompt = path_token_ids(path)
         assert prompt is not None
         info = engine.info()
-        request = Request(
-            token_ids=prompt,
-            sampling=with_ends(sampling, template.end_ids, info.vocab_size),
-            owner=conversation.session.id,
-            priority=ON_SCREEN,
-            stop=template.stop_matcher(prompt),
-            namespace=namespace_of(conversation.session, path, len(prompt)),
-            checkpoints=self._answering.checkpoints(conversation.session, path),
-        )
-        handle = engine.submit(request)
+        handle = engine.submit(self._answering.request(conversation, path, sampling))
         conversation.watch(handle)
         turns = [prompts.empty_answer(template, path[-1]) for _ in range(sampling.n)]
         answers = [Answer(store, turn, template.stream(prompt)) for turn in turns]
@@ -230,7 +219,7 @@ class CandidateService:
                     if isinstance(event, TokenEmitted):
                         answers[event.sample].take(event.token_id)
                     elif isinstance(event, PrefillProgress):
-                        yield prefill_of(event)
+                        yield event
                     elif isinstance(event, RequestFinished):
                         finished = event
                 yield from _pieces(answers)

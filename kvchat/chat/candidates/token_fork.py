@@ -6,6 +6,7 @@ from dataclasses import replace
 from math import exp
 
 from kvchat.chat.conversation import Answering, Conversation
+from kvchat.chat.engine_client import events_of
 from kvchat.chat.events import Alternative, ChatEvent, EditCost, TurnFinished, TurnStarted
 from kvchat.chat.revision import path_cost
 from kvchat.engine.api.events import RequestFinished, TokenEmitted, TokenLogprobs
@@ -17,7 +18,6 @@ from kvchat.session.template import prompts
 from kvchat.session.tree import Finish, Role, Turn, TurnId, path_token_ids
 
 _NUM_ALTERNATIVES = 8
-_WAIT_S = 0.05
 
 
 class TokenForks:
@@ -133,14 +133,12 @@ class TokenForks:
         handle = self._engine.submit(request)
         found = TokenLogprobs(logprob=0.0)
         try:
-            while True:
-                for event in handle.take_events(_WAIT_S):
-                    if isinstance(event, TokenEmitted) and event.logprobs is not None:
-                        found = event.logprobs
-                    elif isinstance(event, RequestFinished):
-                        if not found.top:
-                            raise EngineFailed(event.error or "the model was not asked to the end; try again")
-                        return found
+            for event in events_of(handle):
+                if isinstance(event, TokenEmitted) and event.logprobs is not None:
+                    found = event.logprobs
+                elif isinstance(event, RequestFinished) and not found.top:
+                    raise EngineFailed(event.error or "the model was not asked to the end; try again")
+            return found
         finally:
             handle.cancel()
             with suppress(KvchatError):

@@ -7,7 +7,7 @@ of a parameter list.
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, ClassVar, get_type_hints
+from typing import Annotated, Any, ClassVar, get_type_hints
 
 from kvchat.app.config import KEYS, RemoteSettings, Settings, did_you_mean, read_settings
 from kvchat.cli.parser.shell_completion import complete_pack, complete_session
@@ -15,6 +15,17 @@ from kvchat.cli.parser.typer_parameters import Argument, Option, option_class
 from kvchat.errors import UsageError
 
 SESSION_HELP = "Id, unique start of an id, or title."
+
+
+def model_option(help: str, setting: str | None = None) -> Option:
+    """Return `--model`; `setting`: what it overrules."""
+    return Option("--model", "-m", help=help, metavar="MODEL", needs_value=True, setting=setting)
+
+
+def session_argument(help: str = SESSION_HELP, metavar: str = "SESSION", **told: Any) -> Argument:
+    """Return an argument that names sessions, which a shell completes."""
+    return Argument(help=help, metavar=metavar, needs_value=True, autocompletion=complete_session, **told)
+
 
 Json = Annotated[bool, Option("--json", help="Print JSON.")]
 Ndjson = Annotated[bool, Option("--ndjson", help="Print JSON, one object per line.")]
@@ -24,26 +35,9 @@ NoAttach = Annotated[
     bool, Option("--no-attach", help="Load the model here, even if a running kvchat lends it.")
 ]
 ModelName = Annotated[
-    str | None,
-    Option(
-        "--model",
-        "-m",
-        help="A directory, a GGUF file, a Hugging Face id, or `starter`.",
-        metavar="MODEL",
-        needs_value=True,
-        setting="model",
-    ),
+    str | None, model_option("A directory, a GGUF file, a Hugging Face id, or `starter`.", setting="model")
 ]
-HubModel = Annotated[
-    str | None,
-    Option(
-        "--model",
-        "-m",
-        help="A directory, a Hugging Face id, or `starter`.",
-        metavar="MODEL",
-        needs_value=True,
-    ),
-]
+HubModel = Annotated[str | None, model_option("A directory, a Hugging Face id, or `starter`.")]
 Device = Annotated[
     str | None, Option(help="auto, cpu, cuda or mps.", metavar="DEVICE", setting="engine.device")
 ]
@@ -126,19 +120,8 @@ LastSession = Annotated[bool, Option("--continue", "-c", help="Continue the sess
 NewSession = Annotated[
     str | None, Option("--new", help="Start a new session with this name.", metavar="NAME")
 ]
-SessionWord = Annotated[
-    str, Argument(help=SESSION_HELP, metavar="SESSION", needs_value=True, autocompletion=complete_session)
-]
-SessionWords = Annotated[
-    list[str] | None,
-    Argument(
-        help=SESSION_HELP,
-        metavar="[SESSION]",
-        show_default=False,
-        needs_value=True,
-        autocompletion=complete_session,
-    ),
-]
+SessionWord = Annotated[str, session_argument()]
+SessionWords = Annotated[list[str] | None, session_argument(metavar="[SESSION]", show_default=False)]
 
 
 @option_class

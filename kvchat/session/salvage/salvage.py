@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from kvchat.errors import StorageError
 from kvchat.platform import sqlite_locks
 from kvchat.platform.private_files import sync
-from kvchat.platform.writer_liveness import Writers
+from kvchat.platform.writer_liveness import is_any_alive
 from kvchat.session.database import rows
 from kvchat.session.database.backups import alone, backup_paths, beside, has_backup
 from kvchat.session.database.plain_tables import Tables
@@ -105,7 +105,7 @@ def _has_damaged_log(path: Path) -> bool:
 
     Only looked at while nobody writes; somebody may begin to, and then it becomes another.
     """
-    if Writers(path.parent / "writers").is_any_alive():
+    if is_any_alive(path.parent / "writers"):
         return False
     log = _log_of(path)
     return log_repair.repaired(log) is not None and _log_of(path) == log
@@ -113,7 +113,7 @@ def _has_damaged_log(path: Path) -> bool:
 
 def _replace(path: Path, tables: Tables) -> SalvageReport:
     """Put a new database in the place of a damaged one."""
-    if Writers(path.parent / "writers").is_any_alive():
+    if is_any_alive(path.parent / "writers"):
         raise StorageError(
             f"{path} is damaged, and another kvchat is writing to it; close that and try again"
         )

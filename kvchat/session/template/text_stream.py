@@ -4,8 +4,10 @@ import codecs
 import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from kvchat.session.template.tokenizer import ChatTokenizer
+if TYPE_CHECKING:
+    from kvchat.session.template.tokenizer import ChatTokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class TextStream:
 
     def __init__(
         self,
-        tokenizer: ChatTokenizer,
+        tokenizer: "ChatTokenizer",
         *,
         reasoning: bool = False,
         trims_start: bool = False,
@@ -125,7 +127,7 @@ class StopStrings:
 class _ByteLevelDecoder:
     """Byte-level BPE: every token is a run of bytes, so the text is their incremental UTF-8."""
 
-    def __init__(self, tokenizer: ChatTokenizer) -> None:
+    def __init__(self, tokenizer: "ChatTokenizer") -> None:
         self._tokenizer = tokenizer
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
@@ -146,7 +148,7 @@ class _WindowDecoder:
 
     _MAX_HELD = 8
 
-    def __init__(self, tokenizer: ChatTokenizer) -> None:
+    def __init__(self, tokenizer: "ChatTokenizer") -> None:
         self._tokenizer = tokenizer
         self._shown: list[int] = []
         self._new: list[int] = []
@@ -168,7 +170,7 @@ class _WindowDecoder:
         return self._tokenizer.decode(self._shown + self._new)[len(shown) :]
 
 
-def _decoder(tokenizer: ChatTokenizer) -> "_ByteLevelDecoder | _WindowDecoder":
+def _decoder(tokenizer: "ChatTokenizer") -> "_ByteLevelDecoder | _WindowDecoder":
     return _ByteLevelDecoder(tokenizer) if tokenizer.byte_level else _WindowDecoder(tokenizer)
 
 

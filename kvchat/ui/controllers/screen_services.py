@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from textual.app import App
 from textual.timer import Timer
 
-from kvchat.app.interface_types import EngineView
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.session.tree import Turn
 from kvchat.ui.controllers.dialogs import Dialogs, Work
@@ -23,6 +22,7 @@ from kvchat.ui.widgets.session_list import SessionList
 
 if TYPE_CHECKING:
     from kvchat.app.interface_host import InterfaceHost
+    from kvchat.chat.engine_client import EngineClient
     from kvchat.ui.screens.notices import Notices
 
 
@@ -35,7 +35,7 @@ class ScreenServices(TurnScreen, Protocol):
         own_keys: the person's other keys, by the ids of what they do.
     """
 
-    engine: EngineView
+    engine: "EngineClient"
     host: "InterfaceHost"
     turns: TurnRunner
     prompt: Prompt

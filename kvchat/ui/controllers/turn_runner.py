@@ -8,8 +8,10 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kvchat.app.turn_thread import ConversationOpened, FeedEvent, Produced, TurnEnded, TurnFailed
-from kvchat.chat.events import LoadingStarted, Prefill, TextDelta, TurnFinished, TurnStarted
+from kvchat.chat.events import TurnFinished, TurnStarted
+from kvchat.engine.api.events import LoadPlanned, PrefillProgress
 from kvchat.errors import ContextOverflow, PoolExhausted
+from kvchat.session.template.text_stream import Piece
 from kvchat.session.tree import SessionId, Turn, path_token_ids
 from kvchat.text.answer_footer import overflow_text
 from kvchat.text.fit_text import one_line
@@ -260,9 +262,9 @@ class TurnRunner:
             for tab in list(self._behind):
                 self._note_behind(tab)
             tab = self.tab
-            for is_text, events in groupby(tab.feed.take(), key=lambda event: isinstance(event, TextDelta)):
+            for is_text, events in groupby(tab.feed.take(), key=lambda event: isinstance(event, Piece)):
                 if is_text:
-                    deltas = [event for event in events if isinstance(event, TextDelta)]
+                    deltas = [event for event in events if isinstance(event, Piece)]
                     tab.events += deltas
                     self._draw_text(deltas)
                 else:
@@ -331,15 +333,15 @@ class TurnRunner:
                 self._screen.conversation_changed()
             case TurnStarted():
                 await self._draw_start(event)
-            case LoadingStarted() if self._answer is not None:
+            case LoadPlanned() if self._answer is not None:
                 self._answer.show_loading(event.estimate)
-            case Prefill() if self._answer is not None:
+            case PrefillProgress() if self._answer is not None:
                 self._answer.show_prefill(event)
             case TurnFinished():
                 self._draw_finish(event)
             case TurnFailed(error=error):
                 await self._draw_failure(error)
-            case TextDelta():
+            case Piece():
                 self._draw_text([event])
             case TurnEnded():
                 self._end(self.tab)
@@ -354,7 +356,7 @@ class TurnRunner:
             self._screen.warn(_OWN_BRANCH.format(one_line(here), one_line(moved)))
         self._screen.conversation_changed()
 
-    def _draw_text(self, deltas: list[TextDelta]) -> None:
+    def _draw_text(self, deltas: list[Piece]) -> None:
         if self._answer is None:
             return
         reasoning = "".join(delta.text for delta in deltas if delta.reasoning)

@@ -15,7 +15,6 @@ from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Input, Static
 
-from kvchat.app.interface_types import EngineView
 from kvchat.engine.api.engine_phase import EnginePhase, EngineStatus
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.errors import KvchatError
@@ -57,6 +56,7 @@ from kvchat.ui.widgets.welcome import Welcome
 if TYPE_CHECKING:
     from kvchat.app.interface_host import InterfaceHost
     from kvchat.chat.conversation import Conversation
+    from kvchat.chat.engine_client import EngineClient
     from kvchat.chat.service import Chat
 
 _QUIET_S = 2.0
@@ -87,7 +87,9 @@ class ChatScreen(Screen[None]):
     panel: CachePanel
     turns: TurnRunner
 
-    def __init__(self, chat: "Chat", engine: EngineView, host: "InterfaceHost", initial: str | None) -> None:
+    def __init__(
+        self, chat: "Chat", engine: "EngineClient", host: "InterfaceHost", initial: str | None
+    ) -> None:
         super().__init__()
         self.chat = chat
         self.engine = engine

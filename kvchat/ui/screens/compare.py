@@ -12,7 +12,8 @@ from textual.style import Style
 from textual.widgets import Static, TextArea
 
 from kvchat.app.turn_thread import TurnFailed, TurnThread
-from kvchat.chat.events import Prefill, SampleDelta, SampleEvent, SamplesFinished
+from kvchat.chat.events import SampleDelta, SampleEvent, SamplesFinished
+from kvchat.engine.api.events import PrefillProgress
 from kvchat.session.tree import Finish, Turn
 from kvchat.text.answer_footer import PrefillEta, progress_parts
 from kvchat.text.figures import count_text, plural
@@ -172,7 +173,7 @@ class CompareScreen(InterruptingDialog[Turn | None]):
     def _drain(self) -> None:
         for event in self._feed.take():
             match event:
-                case Prefill():
+                case PrefillProgress():
                     parts = progress_parts(event, self._pace.left_s(event))
                     self._status.update(Content(" · ".join(parts)))
                 case SampleDelta() if not event.reasoning:

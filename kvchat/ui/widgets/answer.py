@@ -9,8 +9,7 @@ from textual.reactive import Reactive
 from textual.widget import Widget
 from textual.widgets import Static
 
-from kvchat.chat.events import Prefill
-from kvchat.engine.api.events import LoadEstimate
+from kvchat.engine.api.events import LoadEstimate, PrefillProgress
 from kvchat.engine.api.snapshot import CacheSnapshot
 from kvchat.session.tree import Session, Turn
 from kvchat.text.answer_footer import (
@@ -182,7 +181,7 @@ class AnswerView(Column):
         if parts := loading_parts(estimate):
             self._footer.show_parts(parts)
 
-    def show_prefill(self, prefill: Prefill) -> None:
+    def show_prefill(self, prefill: PrefillProgress) -> None:
         self._footer.show_parts(progress_parts(prefill, self._pace.left_s(prefill)))
 
     def add_text(self, text: str) -> None:

@@ -18,7 +18,7 @@ from kvchat.app.ipc.socket_path import identity_of, make_room, socket_path, sock
 from kvchat.app.ipc.wire import VERSION, Channel
 from kvchat.chat.conversation import BEHIND
 from kvchat.chat.engine_client import EngineClient
-from kvchat.chat.events import TextDelta, TurnFinished
+from kvchat.chat.events import TurnFinished
 from kvchat.chat.service import Chat
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.events import FinishReason, RequestFinished, TokenEmitted
@@ -26,6 +26,7 @@ from kvchat.engine.api.request import Request
 from kvchat.errors import EngineFailed, InvalidRequest, StorageError
 from kvchat.session.store import SessionStore
 from kvchat.session.template.chat_template import ChatTemplate
+from kvchat.session.template.text_stream import Piece
 from kvchat.session.tree import Finish
 from tests.app.ipc.conftest import ANSWER, IDENTITY, lent
 from tests.patience import PATIENCE_S, wait_until
@@ -50,7 +51,7 @@ def told(engine: EngineClient, store: SessionStore, template: ChatTemplate) -> t
     chat = Chat(store=store, template=template, engine=engine, model="scripted")
     events = list(chat.send(chat.create(), "Tell me."))
     assert isinstance(events[-1], TurnFinished)
-    return [event.text for event in events if isinstance(event, TextDelta)], events[-1]
+    return [event.text for event in events if isinstance(event, Piece)], events[-1]
 
 
 def test_a_borrowed_engine_answers_as_ones_own(

@@ -10,7 +10,7 @@ from textual.app import App
 from textual.css.query import NoMatches
 
 from kvchat.app.turn_thread import Produced, TurnEnded, TurnFailed, TurnThread
-from kvchat.chat.events import TextDelta
+from kvchat.session.template.text_stream import Piece
 from kvchat.ui.terminal.render_loop import RenderLoop
 from tests.patience import PATIENCE_S
 
@@ -75,8 +75,8 @@ def test_a_turn_wakes_the_window_where_something_new_begins_and_not_for_every_to
     feed, ended, num_wakes = TurnThread(), Event(), 0
 
     def produce() -> Iterator[Produced]:
-        yield from (TextDelta(text="thought", reasoning=True) for _ in range(40))
-        yield from (TextDelta(text="word") for _ in range(40))
+        yield from (Piece(text="thought", reasoning=True) for _ in range(40))
+        yield from (Piece(text="word") for _ in range(40))
         raise RuntimeError
 
     def wake() -> None:

@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from kvchat.chat.conversation import Conversation
-from kvchat.chat.events import ChatEvent, LoadingStarted, Prefill, TextDelta, TurnFinished, TurnStarted
+from kvchat.chat.events import ChatEvent, TurnFinished, TurnStarted
 from kvchat.cli.output.streams import Output, Status
+from kvchat.engine.api.events import LoadPlanned, PrefillProgress
 from kvchat.errors import KvchatError
 from kvchat.session.kv.provenance import is_imported
+from kvchat.session.template.text_stream import Piece
 from kvchat.session.tree import Finish, Session, Turn
 from kvchat.text.answer_footer import SEPARATOR, PrefillEta, footer_parts, loading_parts
 from kvchat.text.figures import count_text, guesses_text, rate_text, seconds_text
@@ -37,14 +39,14 @@ class TextWriter:
 
     def take(self, event: ChatEvent) -> None:
         match event:
-            case LoadingStarted(estimate=estimate) if parts := loading_parts(estimate):
+            case LoadPlanned(estimate=estimate) if parts := loading_parts(estimate):
                 self._status.show(SEPARATOR.join(parts))
-            case Prefill():
+            case PrefillProgress():
                 self._status.show(prefill_words(event, self._eta))
-            case TextDelta(reasoning=True):
+            case Piece(reasoning=True):
                 self._output.check()
                 self._status.aside(event.text)
-            case TextDelta():
+            case Piece():
                 self._status.clear()
                 self._output.write(event.text)
                 self._last = event.text[-1:] or self._last
@@ -72,9 +74,9 @@ class JsonWriter:
     def take(self, event: ChatEvent) -> None:
         self._output.check()
         match event:
-            case Prefill():
+            case PrefillProgress():
                 self._status.show(prefill_words(event, self._eta))
-            case TextDelta():
+            case Piece():
                 self._status.clear()
             case TurnFinished(error=None):
                 done = done_event(event.answer, self._session)
@@ -98,11 +100,13 @@ class NdjsonWriter:
             case TurnStarted():
                 session = self._conversation.session
                 self._write("start", session=session.id, title=session.title, turn=event.answer.id)
-            case LoadingStarted(estimate=estimate):
+            case LoadPlanned(estimate=estimate):
                 self._write("loading", **asdict(estimate))
-            case Prefill():
-                self._write("prefill", **asdict(event))
-            case TextDelta():
+            case PrefillProgress():
+                values = asdict(event)
+                del values["request_id"], values["sequence"]  # the engine's own affair
+                self._write("prefill", **values)
+            case Piece():
                 self._write("reasoning" if event.reasoning else "text", text=event.text)
             case TurnFinished(error=None):
                 self._output.end(done_event(event.answer, self._conversation.session))
@@ -111,7 +115,7 @@ class NdjsonWriter:
         self._output.json(event_of(name, **values))
 
 
-def prefill_words(event: Prefill, eta: PrefillEta) -> str:
+def prefill_words(event: PrefillProgress, eta: PrefillEta) -> str:
     """Return how far a prompt is, and how long the rest takes at the speed that `eta` has seen so far."""
     new_tokens = event.prompt_tokens - event.cached_tokens
     text = f"reused {count_text(event.cached_tokens)} · new {count_text(new_tokens)}"

@@ -11,7 +11,7 @@ from kvchat.app.config import EVICT, Settings
 from kvchat.app.conversion.format_downgrade import compressed_format, go_on_in, wanted_formats
 from kvchat.app.open_store import last_used, short_id
 from kvchat.chat.conversation import Conversation
-from kvchat.chat.events import ChatEvent, Prefill, SampleEvent, TurnFinished, TurnStarted
+from kvchat.chat.events import ChatEvent, SampleEvent, TurnFinished, TurnStarted
 from kvchat.chat.service import Chat
 from kvchat.cli.commands.ask.answer_writers import (
     JsonWriter,
@@ -31,6 +31,7 @@ from kvchat.cli.output.signals import StopRequested, StopSignals
 from kvchat.cli.output.standard_streams import CLOSED_PIPE
 from kvchat.cli.output.streams import Output, Status
 from kvchat.cli.parser.options import refuse_several
+from kvchat.engine.api.events import PrefillProgress
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.errors import CacheMissed, EngineFailed, KvchatError, PoolExhausted, StorageError, UsageError
 from kvchat.session.packs import Pack
@@ -265,7 +266,7 @@ class _Question:
 
     def _missed(self, event: ChatEvent | SampleEvent) -> CacheMissed | None:
         """Return what is wrong where less comes from the cache than was there: a block may be damaged."""
-        if self._expected is None or not isinstance(event, Prefill):
+        if self._expected is None or not isinstance(event, PrefillProgress):
             return None
         return self._expected.missed(event.cached_tokens)
 

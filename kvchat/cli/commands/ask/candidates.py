@@ -8,11 +8,12 @@ from contextlib import suppress
 
 from kvchat.chat.candidates.service import DIFFERING_TEMPERATURE
 from kvchat.chat.conversation import Conversation
-from kvchat.chat.events import Prefill, SampleDelta, SampleEvent, SamplesFinished
+from kvchat.chat.events import SampleDelta, SampleEvent, SamplesFinished
 from kvchat.chat.service import Chat
 from kvchat.cli.commands.ask.answer_writers import describe_cost, done_event, event_of, prefill_words
 from kvchat.cli.commands.ask.options import AskOptions
 from kvchat.cli.output.streams import Output, Status
+from kvchat.engine.api.events import PrefillProgress
 from kvchat.errors import (
     CacheMissed,
     CapacityError,
@@ -88,7 +89,7 @@ class CandidatesWriter:
                 self._problem = missed
                 chat.stop(conversation)
             match event:
-                case Prefill():
+                case PrefillProgress():
                     self._status.show(prefill_words(event, eta))
                 case SampleDelta():
                     self._tell(chat, conversation, event)

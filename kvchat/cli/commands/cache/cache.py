@@ -11,9 +11,8 @@ from kvchat.app.config import RemoteSettings, Settings
 from kvchat.app.open_store import open_cache, open_store
 from kvchat.app.retention.block_owners import evicted, holders
 from kvchat.cli.output.streams import Output, as_json, tell, written_as_json
-from kvchat.cli.parser.options import ListOptions, RemoteKeyFile, RemoteUrl
-from kvchat.cli.parser.shell_completion import complete_session
-from kvchat.cli.parser.typer_parameters import Argument, Option, option_class
+from kvchat.cli.parser.options import ListOptions, RemoteKeyFile, RemoteUrl, session_argument
+from kvchat.cli.parser.typer_parameters import Option, option_class
 from kvchat.engine.api.server_cache import ServerCache
 from kvchat.engine.memory.disk.index import DiskUsage, WrittenBytes
 from kvchat.engine.models.checkpoints.prepared import PREPARED_DIR, prepared_bytes
@@ -35,13 +34,7 @@ class StatusOptions(ListOptions):
 class EvictOptions(ListOptions):
     sessions: Annotated[
         list[str] | None,
-        Argument(
-            help="Remove what no other session shares.",
-            metavar="[SESSION]...",
-            show_default=False,
-            needs_value=True,
-            autocompletion=complete_session,
-        ),
+        session_argument("Remove what no other session shares.", metavar="[SESSION]...", show_default=False),
     ] = None
     to: Annotated[
         str | None, Option(help="Remove the least recently used, down to this size.", metavar="SIZE")

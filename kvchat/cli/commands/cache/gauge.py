@@ -13,9 +13,16 @@ from kvchat.app.config import STARTER, Settings
 from kvchat.app.model_location import located, with_adapter
 from kvchat.app.open_store import open_store
 from kvchat.cli.output.streams import Status, as_json, tell
-from kvchat.cli.parser.options import SESSION_HELP, Device, Dtype, HubModel, ListOptions, Weights
-from kvchat.cli.parser.shell_completion import complete_session
-from kvchat.cli.parser.typer_parameters import Argument, Option, option_class
+from kvchat.cli.parser.options import (
+    SESSION_HELP,
+    Device,
+    Dtype,
+    HubModel,
+    ListOptions,
+    Weights,
+    session_argument,
+)
+from kvchat.cli.parser.typer_parameters import Option, option_class
 from kvchat.engine.api.cache_format import canonical_cache_format
 from kvchat.engine.api.loss import FormatLoss
 from kvchat.engine.api.recall import FormatMarks
@@ -35,12 +42,10 @@ if TYPE_CHECKING:
 class GaugeOptions(ListOptions):
     session: Annotated[
         str | None,
-        Argument(
-            help=f"{SESSION_HELP} Without one: the built-in questions, with the starter model.",
+        session_argument(
+            f"{SESSION_HELP} Without one: the built-in questions, with the starter model.",
             metavar="[SESSION]",
             show_default=False,
-            needs_value=True,
-            autocompletion=complete_session,
         ),
     ] = None
     cache_format: Annotated[

@@ -7,7 +7,7 @@ from typing import Annotated
 from kvchat.app.model_location import located
 from kvchat.app.open_store import open_store
 from kvchat.cli.output.streams import tell
-from kvchat.cli.parser.options import SessionOptions
+from kvchat.cli.parser.options import SessionOptions, model_option
 from kvchat.cli.parser.typer_parameters import Argument, Option, option_class
 from kvchat.errors import UsageError
 from kvchat.session.cache_miss import explain
@@ -23,16 +23,7 @@ class WhyOptions(SessionOptions):
     branch: Annotated[
         str | None, Option(help="Of this branch; else of the one used last.", metavar="NAME")
     ] = None
-    model: Annotated[
-        str | None,
-        Option(
-            "--model",
-            "-m",
-            help="Whose tokenizer to read; else the answer's.",
-            metavar="MODEL",
-            needs_value=True,
-        ),
-    ] = None
+    model: Annotated[str | None, model_option("Whose tokenizer to read; else the answer's.")] = None
 
 
 def explain_answer(options: WhyOptions) -> None:

@@ -12,8 +12,7 @@ import typer
 from kvchat.app.open_store import open_store
 from kvchat.app.retention.session_removal import OTHERS, Removed, SessionService, branch_words, expected_words
 from kvchat.cli.output.streams import Output, Status, as_json, tell_done, written_as_json
-from kvchat.cli.parser.options import ListOptions, SessionWord, Yes
-from kvchat.cli.parser.shell_completion import complete_session
+from kvchat.cli.parser.options import ListOptions, SessionWord, Yes, session_argument
 from kvchat.cli.parser.typer_parameters import Argument, Option, option_class
 from kvchat.errors import UsageError
 from kvchat.session.tree import Session
@@ -21,20 +20,14 @@ from kvchat.text.figures import bytes_text, plural
 from kvchat.text.fit_text import fitted, one_line
 
 
-def sessions_to(verb: str) -> Argument:
-    return Argument(
-        help=f"Sessions to {verb}.", metavar="SESSION...", needs_value=True, autocompletion=complete_session
-    )
-
-
 @option_class
 class PinOptions(ListOptions):
-    sessions: Annotated[list[str], sessions_to("pin")]
+    sessions: Annotated[list[str], session_argument("Sessions to pin.", metavar="SESSION...")]
 
 
 @option_class
 class RemoveOptions(ListOptions):
-    sessions: Annotated[list[str], sessions_to("remove")]
+    sessions: Annotated[list[str], session_argument("Sessions to remove.", metavar="SESSION...")]
     branch: Annotated[
         str | None, Option("--branch", "-b", help="Remove this branch of the session alone.", metavar="NAME")
     ] = None

@@ -17,8 +17,8 @@ from kvchat.app.open_store import open_store, short_ids
 from kvchat.app.retention.open_block_store import open_block_store
 from kvchat.cli.commands.transfer.bundle_compatibility import Agreement, agree
 from kvchat.cli.output.streams import Output, Status, written_as_json
-from kvchat.cli.parser.options import CacheFormat, Dtype, ListOptions, NoKv
-from kvchat.cli.parser.typer_parameters import Argument, Option, option_class
+from kvchat.cli.parser.options import CacheFormat, Dtype, ListOptions, NoKv, model_option
+from kvchat.cli.parser.typer_parameters import Argument, option_class
 from kvchat.engine.api.ids import BlockKey, GroupId
 from kvchat.engine.memory.disk.io import SYSTEM, SystemFiles
 from kvchat.engine.memory.disk.store import BlockHeader, DiskStore
@@ -40,12 +40,7 @@ class ImportOptions(ListOptions):
         list[Path],
         Argument(help="Bundles, ChatGPT's conversations.json, or `llm logs --json`.", metavar="FILE..."),
     ]
-    model: Annotated[
-        str | None,
-        Option(
-            "--model", "-m", help="Use this model, not the one it names.", metavar="MODEL", needs_value=True
-        ),
-    ] = None
+    model: Annotated[str | None, model_option("Use this model, not the one it names.")] = None
     dtype: Dtype = None
     cache_format: CacheFormat = None
     no_kv: NoKv = False
