@@ -133,17 +133,6 @@ def test_a_session_that_is_taken_up_has_its_prompts_shadow_made_once_and_nothing
         text += result.token_ids
 
 
-def test_another_text_on_the_same_sequence_is_looked_at_through_its_own_shadow(opened: Opened) -> None:
-    """Of the same length, so that nothing but the text tells the shadows apart."""
-    engine = opened()
-    texts = [token_ids(PROMPT), token_ids(PROMPT, seed=1)]
-    handle = submit(engine, texts[0], 8)
-    finish(engine, handle)
-    engine.demote(handle.sequence)  # nothing of it is held any more, so the sequence takes any text
-    found = finish(engine, submit(engine, texts[1], 8, handle.sequence)).token_ids
-    assert found == ask(opened(), texts[1], "", 8).token_ids
-
-
 def test_a_conversation_that_goes_on_on_anothers_sequence_is_looked_at_through_its_own_shadow(
     opened: Opened,
 ) -> None:
