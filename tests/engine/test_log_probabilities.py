@@ -9,15 +9,9 @@ import transformers
 from kvchat.engine.api.events import TokenEmitted
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
-from tests.engine.conftest import TinyModels
 from tests.engine.tiny_models import open_engine, reference, token_ids
 
 pytestmark = pytest.mark.cpu
-
-
-@pytest.fixture
-def model_dir(tiny: TinyModels) -> Path:
-    return tiny("llama")
 
 
 def test_a_repetition_penalty_gives_the_tokens_transformers_gives(model_dir: Path) -> None:
