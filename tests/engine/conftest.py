@@ -33,6 +33,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
 
 
 @pytest.fixture
+def model_dir(tiny: TinyModels) -> Path:
+    """A model of full layers alone, where a module has none of its own."""
+    return tiny("llama")
+
+
+@pytest.fixture
 def unseen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let models be checked as if this process had seen none, where a test changes what is checked."""
     monkeypatch.setattr("tests.engine.tiny_models.SEEN", tmp_path / "seen")

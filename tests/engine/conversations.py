@@ -201,15 +201,15 @@ class Life:
 
     def _open(self) -> tuple[Engine, RecordingRunner]:
         token_bytes = TOKEN_BYTES[self.dtype]
-        return open_recorded(
-            self.model_dir,
-            self.drafter,
-            dtype=self.dtype,
+        return self._opened(
             cache_dir=self.cache_dir,
             device_bytes=self.random.randrange(230, 320) * token_bytes,
             host_bytes=self.random.choice((0, 200, 2000)) * token_bytes,
             max_batch_tokens=self.random.choice((13, 40, 100)),
         )
+
+    def _opened(self, **settings: object) -> tuple[Engine, RecordingRunner]:
+        return open_recorded(self.model_dir, self.drafter, dtype=self.dtype, **settings)
 
     def _close(self) -> None:
         for asked in self.requests:

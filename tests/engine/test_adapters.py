@@ -20,10 +20,11 @@ from tests.engine.conftest import OpenEngine, TinyModels
 from tests.engine.tiny_models import answer, edit_json, edit_tensors, reference, token_ids
 
 pytest.importorskip("peft", reason="LoRA adapters are an extra: pip install 'kvchat[lora]'")
-pytestmark = [
+WITH_PEFT = [
     pytest.mark.cpu,
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
 ]
+pytestmark = WITH_PEFT
 
 PROMPT = token_ids(60)
 TARGETS = {"llama": ["q_proj", "k_proj", "v_proj", "down_proj"], "gpt2": ["c_attn", "c_proj"]}

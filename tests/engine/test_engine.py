@@ -15,11 +15,6 @@ pytestmark = pytest.mark.cpu
 
 
 @pytest.fixture
-def model_dir(tiny: TinyModels) -> Path:
-    return tiny("llama")
-
-
-@pytest.fixture
 def engine(model_dir: Path, open_engine: OpenEngine) -> Engine:
     return open_engine(model_dir)
 

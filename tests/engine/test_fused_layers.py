@@ -46,6 +46,15 @@ EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 64,
 }
+DELTA_RULES: dict[str, Any] = {
+    "head_dim": 16,
+    "num_attention_heads": 2,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 20,
+}
 CONFIGS: dict[str, Any] = {
     "biases, one key head": transformers.Qwen2Config(**SIZES),
     "biases everywhere": transformers.LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
@@ -61,14 +70,7 @@ CONFIGS: dict[str, Any] = {
     "scaled residuals": transformers.GraniteConfig(
         **SIZES, residual_multiplier=0.4, logits_scaling=3.0, embedding_multiplier=5.0
     ),
-    "gated delta rules": transformers.Qwen3_5TextConfig(
-        **SIZES | {"head_dim": 16, "num_attention_heads": 2},
-        layer_types=["linear_attention", "full_attention", "linear_attention"],
-        linear_num_key_heads=2,
-        linear_num_value_heads=4,
-        linear_key_head_dim=12,
-        linear_value_head_dim=20,
-    ),
+    "gated delta rules": transformers.Qwen3_5TextConfig(**SIZES | DELTA_RULES),
     "short convolutions": transformers.Lfm2Config(
         **SIZES | {"num_attention_heads": 3},
         block_auto_adjust_ff_dim=False,
@@ -102,14 +104,7 @@ CONFIGS: dict[str, Any] = {
     ),
     "experts": transformers.Qwen3MoeConfig(**EXPERTS | {"head_dim": 16}, norm_topk_prob=True),
     "experts and one that all share": transformers.Qwen2MoeConfig(**EXPERTS, decoder_sparse_step=2),
-    "gated delta rules by key head, experts": transformers.Qwen3NextConfig(
-        **EXPERTS | {"head_dim": 16, "num_attention_heads": 2},
-        layer_types=["linear_attention", "full_attention", "linear_attention"],
-        linear_num_key_heads=2,
-        linear_num_value_heads=4,
-        linear_key_head_dim=12,
-        linear_value_head_dim=20,
-    ),
+    "gated delta rules by key head, experts": transformers.Qwen3NextConfig(**EXPERTS | DELTA_RULES),
     "selective scans, experts beside MLPs": transformers.GraniteMoeHybridConfig(
         **EXPERTS | {"intermediate_size": 32},
         layer_types=["mamba", "attention", "mamba"],

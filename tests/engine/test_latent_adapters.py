@@ -12,14 +12,11 @@ from kvchat.engine.models.latent import latent_layers
 from kvchat.engine.models.load import load_model
 from tests.engine.conftest import OpenEngine
 from tests.engine.latent_models import model_of
-from tests.engine.test_adapters import PROMPT, load, peft_answer, save_adapter
+from tests.engine.test_adapters import PROMPT, WITH_PEFT, load, peft_answer, save_adapter
 from tests.engine.tiny_models import answer, reference
 
 peft = pytest.importorskip("peft", reason="LoRA adapters are an extra: pip install 'kvchat[lora]'")
-pytestmark = [
-    pytest.mark.cpu,
-    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
-]
+pytestmark = WITH_PEFT
 
 LEN = 12
 TARGETS = {

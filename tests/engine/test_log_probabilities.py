@@ -1,4 +1,4 @@
-"""Penalties, min-p and reported log-probabilities, against transformers and the definition."""
+"""Penalties and reported log-probabilities, against transformers and the definition."""
 
 from pathlib import Path
 
@@ -9,16 +9,9 @@ import transformers
 from kvchat.engine.api.events import TokenEmitted
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.engine.sampling.sampler import distribution
-from tests.engine.conftest import TinyModels
 from tests.engine.tiny_models import open_engine, reference, token_ids
 
 pytestmark = pytest.mark.cpu
-
-
-@pytest.fixture
-def model_dir(tiny: TinyModels) -> Path:
-    return tiny("llama")
 
 
 def test_a_repetition_penalty_gives_the_tokens_transformers_gives(model_dir: Path) -> None:
@@ -49,9 +42,3 @@ def test_reported_log_probabilities_are_those_of_the_model(model_dir: Path) -> N
         top = expected[position].topk(3)
         assert [token for token, _ in event.logprobs.top] == top.indices.tolist()
         assert [value for _, value in event.logprobs.top] == pytest.approx(top.values.tolist(), abs=1e-4)
-
-
-def test_min_p_keeps_what_is_probable_enough_beside_the_best() -> None:
-    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
-    left = distribution(logits, SamplingParams(temperature=1.0, min_p=0.29))
-    assert left.tolist() == pytest.approx([0.5 / 0.95, 0.3 / 0.95, 0.15 / 0.95, 0.0])

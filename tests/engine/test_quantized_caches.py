@@ -19,8 +19,6 @@ FORMATS = ("int8", "k=fp8,v=int4; layers 1=exact")
 # GPT-2's layers are computed one by one, those of Llama by the fused pass where there are native kernels.
 CASES = (*(("llama", name) for name in FORMATS), ("gpt2", "int8"))
 Opened = Callable[..., Engine]
-Wanted = Callable[[list[int], int], list[int]]
-"""(prompt, number of tokens) -> the answer, in whose computation nothing is reused."""
 
 
 @pytest.fixture(params=CASES, ids=" ".join)
@@ -29,14 +27,7 @@ def opened(request: pytest.FixtureRequest, tiny: TinyModels, open_engine: OpenEn
     return lambda **settings: open_engine(tiny(kind), cache_format=cache_format, **settings)
 
 
-@pytest.fixture
-def wanted(opened: Opened) -> Wanted:
-    return lambda prompt, num_tokens: answer(opened(), prompt, num_tokens).token_ids
-
-
-def test_a_turn_that_was_left_behind_is_taken_up_again_from_disk(
-    tmp_path: Path, opened: Opened, wanted: Wanted
-) -> None:
+def test_a_turn_that_was_left_behind_is_taken_up_again_from_disk(tmp_path: Path, opened: Opened) -> None:
     """What was exact where a turn ended stays stored after the conversation has gone on."""
     first, prompt = opened(cache_dir=tmp_path / "cache"), token_ids(75)
     text = prompt + answer(first, prompt, 10).token_ids
@@ -44,7 +35,8 @@ def test_a_turn_that_was_left_behind_is_taken_up_again_from_disk(
     first.close()
     turn = text + token_ids(5, seed=5)
     result = answer(opened(cache_dir=tmp_path / "cache"), turn, 20)
-    assert (result.loaded, result.token_ids) == (Loaded(disk=len(text) - 1), wanted(turn, 20))
+    wanted = answer(opened(), turn, 20).token_ids
+    assert (result.loaded, result.token_ids) == (Loaded(disk=len(text) - 1), wanted)
 
 
 def test_without_its_exact_blocks_a_conversation_is_computed_again(

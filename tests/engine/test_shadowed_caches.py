@@ -1,6 +1,6 @@
 """A long context is looked at through a shadow once it has been read: each step chooses what it sees."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,17 +8,14 @@ import torch
 import transformers
 
 import kvchat
-from kvchat.engine.api.ids import SequenceId
-from kvchat.engine.api.request import Request
-from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.api.snapshot import ShadowUsage
 from kvchat.engine.api.view import parse_view
 from kvchat.engine.engine import Engine
 from kvchat.engine.formats.shadow.settings import settings_for
 from kvchat.engine.formats.shadow.spec import ShadowSpec
-from kvchat.engine.results import Handle
 from kvchat.errors import ConfigError, PoolExhausted, UnsupportedModel
 from tests.engine.conftest import OpenEngine, OpenRecorded, TinyModels
+from tests.engine.formats.conformance import Conversation
 from tests.engine.namespaced import ask, name
 from tests.engine.shadowed import Shadowed
 from tests.engine.tiny_models import finish, reference, save_model, submit, token_ids
@@ -136,39 +133,23 @@ def test_a_session_that_is_taken_up_has_its_prompts_shadow_made_once_and_nothing
         text += result.token_ids
 
 
-def test_another_text_on_the_same_sequence_is_looked_at_through_its_own_shadow(opened: Opened) -> None:
-    """Of the same length, so that nothing but the text tells the shadows apart."""
-    engine = opened()
-    texts = [token_ids(PROMPT), token_ids(PROMPT, seed=1)]
-    handle = submit(engine, texts[0], 8)
-    finish(engine, handle)
-    engine.demote(handle.sequence)  # nothing of it is held any more, so the sequence takes any text
-    found = finish(engine, submit(engine, texts[1], 8, handle.sequence)).token_ids
-    assert found == ask(opened(), texts[1], "", 8).token_ids
-
-
 def test_a_conversation_that_goes_on_on_anothers_sequence_is_looked_at_through_its_own_shadow(
     opened: Opened,
 ) -> None:
     """Both are of one session, equally long and computed equally far; only the text tells them apart."""
     texts = [token_ids(PROMPT), token_ids(PROMPT, seed=1)]
-
-    def go_on(engine: Engine, text: Sequence[int], starts: str, sequence: SequenceId | None) -> Handle:
-        sampling = SamplingParams(max_tokens=8)
-        request = Request(token_ids=tuple(text), sampling=sampling, namespace=starts, sequence=sequence)
-        return engine.submit(request)
-
-    alone, engine = opened(), opened()
-    handles = [go_on(one, texts[1], name("a", PROMPT), None) for one in (alone, engine)]
-    said = [finish(one, handle).token_ids for one, handle in zip((alone, engine), handles, strict=True)]
-    longer = [*texts[1], *said[0], *token_ids(20, seed=3)]
-    starts = name("a", PROMPT, len(longer))
-    wanted = finish(alone, go_on(alone, longer, starts, handles[0].sequence)).token_ids
-    engine.release(handles[1].sequence)
-    other = go_on(engine, texts[0], name("a", PROMPT), None)
-    finish(engine, other)
+    alone, moved = Conversation(opened()), Conversation(opened())
+    for one in (alone, moved):
+        one.say(texts[1], 8)
+    wanted = alone.say(token_ids(20, seed=3), 8).token_ids
+    engine, other = moved.engine, Conversation(moved.engine)
+    assert moved.sequence is not None
+    engine.release(moved.sequence)
+    other.say(texts[0], 8)
+    assert other.sequence is not None
     engine.demote(other.sequence)
-    found = finish(engine, go_on(engine, longer, starts, other.sequence))
+    moved.sequence = other.sequence
+    found = moved.say(token_ids(20, seed=3), 8)
     assert found.usage.cached_tokens == PROMPT + 7
     assert found.token_ids == wanted
 

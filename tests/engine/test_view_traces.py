@@ -5,12 +5,12 @@ from random import Random
 
 import pytest
 
-from kvchat.engine.api.namespace import Namespace
 from kvchat.engine.api.request import Request
 from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.engine import Engine
 from kvchat.engine.results import Handle
 from tests.engine.conftest import OpenEngine, TinyModels
+from tests.engine.namespaced import ask, name
 from tests.engine.tiny_models import finish, token_ids
 
 pytestmark = pytest.mark.cpu
@@ -30,7 +30,7 @@ class Talk:
     def ask(self, engine: Engine, question: list[int], num_tokens: int) -> Handle:
         self.ids += question
         self.starts = (*self.starts, len(self.ids))
-        namespace = str(Namespace(owner=self.owner, answer_starts=self.starts))
+        namespace = name(self.owner, *self.starts)
         sampling = SamplingParams(max_tokens=num_tokens)
         return engine.submit(Request(token_ids=tuple(self.ids), sampling=sampling, namespace=namespace))
 
@@ -57,13 +57,8 @@ def live(engine: Engine, judge: Engine, random: Random, num_turns: int) -> None:
             found = finish(engine, handle).token_ids
             engine.check_integrity()
             if found:
-                namespace = str(Namespace(owner=f"fresh{turn}{talk.owner}", answer_starts=talk.starts))
-                sampling = SamplingParams(max_tokens=len(found))
-                fresh = judge.submit(
-                    Request(token_ids=tuple(talk.ids), sampling=sampling, namespace=namespace)
-                )
-                assert found == finish(judge, fresh).token_ids
-                judge.release(fresh.sequence)
+                fresh = name(f"fresh{turn}{talk.owner}", *talk.starts)
+                assert found == ask(judge, talk.ids, fresh, len(found)).token_ids
             talk.ids += found
             sequences.append(handle.sequence)
         while len(sequences) > random.randint(0, 4):

@@ -22,15 +22,12 @@ from kvchat.engine.models.locate import locate_model
 from kvchat.engine.startup.assembly import build_parts
 from kvchat.errors import ConfigError, KvchatError
 from tests.engine.conftest import OpenEngine, TinyModels
-from tests.engine.test_adapters import load, save_adapter
+from tests.engine.test_adapters import WITH_PEFT, load, save_adapter
 from tests.engine.tiny_models import answer, edit_json, edit_tensors, reference, token_ids
 from tools.starter.batches import Batches
 from tools.starter.corpus import GENERAL_MIX
 
-pytestmark = [
-    pytest.mark.cpu,
-    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
-]
+pytestmark = WITH_PEFT
 
 PROMPT = token_ids(100)
 FORMS = {"int8": 8, "int4": 4}

@@ -19,18 +19,13 @@ from kvchat.engine.api.sampling_params import SamplingParams
 from kvchat.engine.engine import Engine
 from kvchat.engine.worker import NICENESS, Worker, WorkerHandle
 from kvchat.errors import EngineFailed, InvalidRequest, ModelError
-from tests.engine.conftest import OpenEngine, TinyModels
+from tests.engine.conftest import OpenEngine
 from tests.engine.tiny_models import answer, reference, token_ids
 from tests.patience import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.cpu
 
 StartWorker = Callable[..., Worker]
-
-
-@pytest.fixture
-def model_dir(tiny: TinyModels) -> Path:
-    return tiny("llama")
 
 
 @pytest.fixture

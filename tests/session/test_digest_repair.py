@@ -2,23 +2,19 @@
 
 import shutil
 import sqlite3
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 
 import pytest
 
 from kvchat.chat.service import Chat
-from kvchat.errors import KvchatError
 from kvchat.session import digest_repair
 from kvchat.session.store import Outcome, SessionStore
 from kvchat.session.template import prompts
 from kvchat.session.template.chat_template import ChatTemplate
-from kvchat.session.tree import MAIN, Finish, MessagePart, SessionId, Turn
-from tests.damage import flipped
+from kvchat.session.tree import MAIN, Finish, MessagePart, Turn
 from tests.scripted_engine import ScriptedEngine
-from tests.session.turns import begin_answer, exchange
+from tests.session.turns import begin_answer
 from tests.tiny_models import CHATML, LLAMA3, STARTER, write_model
 
 pytestmark = [pytest.mark.pure, pytest.mark.long]
@@ -160,43 +156,6 @@ def test_a_real_database_of_the_first_version_keeps_every_word(tmp_path: Path) -
     damage(store, turns[1], "text", "forged")
     assert store.turn(turns[1].id).broken == {MessagePart.TEXT}
     store.close()
-
-
-@pytest.mark.parametrize("step", [257, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_byte_flipped_anywhere_in_the_file_changes_no_word_in_silence(tmp_path: Path, step: int) -> None:
-    """Every position of a small database: a turn is right, or marked, or the error says what to do."""
-    store = SessionStore(tmp_path / "whole.db")
-    session = store.create_session(title="demo", system="Be kind.")
-    branch = store.branch(session.id, MAIN)
-    for number in range(3):
-        branch = exchange(store, branch, f"question {number}", f"answer {number}", range(number + 3))
-    wanted = {turn.id: turn for turn in store.turns_to(branch.leaf_id)}
-    store.close()
-    whole = (tmp_path / "whole.db").read_bytes()
-    place = tmp_path / "sessions.db"
-    random = Random(0)
-    for position in range(random.randrange(step), len(whole), step):
-        for leftover in tmp_path.glob("sessions.db*"):
-            leftover.unlink()
-        place.write_bytes(flipped(whole, position, 0x21))
-        for turn in _turns(place, session.id):
-            assert turn.damaged or _essence(turn) == _essence(wanted[turn.id])
-
-
-def _essence(turn: Turn) -> tuple[object, ...]:
-    return (turn.role, turn.text, turn.token_ids, turn.finish, turn.starts_over, turn.tokenizer)
-
-
-def _turns(path: Path, session_id: SessionId) -> tuple[Turn, ...]:
-    """Return what can be read, nothing where the file is refused with its name."""
-    refusal: KvchatError | None = None
-    try:
-        with closing(SessionStore(path)) as store:
-            return store.all_turns(session_id)
-    except KvchatError as error:
-        refusal = error
-    assert "sessions.db" in str(refusal)
-    return ()
 
 
 def _parts(store: SessionStore, turn: Turn) -> bytes:

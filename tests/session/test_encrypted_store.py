@@ -18,6 +18,7 @@ from kvchat.session.database.plain_tables import is_encrypted
 from kvchat.session.encryption import tables
 from kvchat.session.store import SessionStore
 from kvchat.session.tree import MAIN, MessagePart, Turn
+from tests.damage import after_trouble
 from tests.session.turns import exchange, open_answer, question
 
 pytestmark = pytest.mark.pure
@@ -182,7 +183,7 @@ def test_whatever_is_damaged_nothing_wrong_is_read_and_the_store_works_again(
             leftover.unlink()
         at, size = random.randrange(len(whole)), random.choice([1, 16, 512])
         path.write_bytes((whole[:at] + random.randbytes(size) + whole[at + size :])[: len(whole)])
-        assert _texts_after_trouble(path) <= texts | {""}
+        assert after_trouble(lambda: _texts(path)) <= texts | {""}
         assert is_encrypted(path)
         backup_paths(path)[0].touch()
 
@@ -205,17 +206,9 @@ def _look_at_all(store: SessionStore) -> None:
         store.branches(summary.session.id)
 
 
-def _texts_after_trouble(path: Path) -> set[str]:
-    """Use a store until nothing is wrong any more; a damaged one may refuse once, with what to do."""
-    for _ in range(3):
-        try:
-            with closing(SessionStore(path, ENCRYPTOR)) as store:
-                turns = [t for one in store.list_sessions() for t in store.all_turns(one.session.id)]
-                return {turn.text for turn in turns}
-        except StorageError as error:
-            if "start kvchat again" not in str(error):
-                raise
-    raise AssertionError("it does not open")
+def _texts(path: Path) -> set[str]:
+    with closing(SessionStore(path, ENCRYPTOR)) as store:
+        return {turn.text for one in store.list_sessions() for turn in store.all_turns(one.session.id)}
 
 
 def test_a_numbered_branch_takes_its_name_from_the_first_message_also_encrypted(path: Path) -> None:

@@ -1,17 +1,12 @@
 """Formats keep their promises by Triton's kernels too, which its interpreter runs in a process of its own."""
 
-from importlib.util import find_spec
-
 import pytest
 
 from tests.engine.formats.conformance import Promises
 from tests.engine.formats.test_conformance import ROWS
-from tests.engine.kernels.interpreted import assert_tests_pass
+from tests.engine.kernels.interpreted import NEEDS_TRITON, assert_tests_pass
 
-pytestmark = [
-    pytest.mark.cpu,
-    pytest.mark.skipif(find_spec("triton") is None, reason="Triton is there on Linux only"),
-]
+pytestmark = [pytest.mark.cpu, NEEDS_TRITON]
 PROMISES = [name for name in vars(Promises) if name.startswith("test_")]
 
 

@@ -136,23 +136,16 @@ def test_another_checkpoint_has_another_name(other: Checkpoint, loaded: LoadedMo
     assert subject_of(CHECKPOINT, loaded) == subject_of(replace(CHECKPOINT), loaded)
 
 
-def with_threads() -> None:
-    torch.set_num_threads(torch.get_num_threads() + 1)
-
-
-def with_precision() -> None:
-    torch.set_float32_matmul_precision("medium")
-
-
-def with_variable() -> None:
-    os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX2"
-
-
-def with_triton() -> None:
-    os.environ["TRITON_INTERPRET"] = "1"
-
-
-@pytest.mark.parametrize("change", [with_threads, with_precision, with_variable, with_triton])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda: torch.set_num_threads(torch.get_num_threads() + 1),
+        lambda: torch.set_float32_matmul_precision("medium"),
+        lambda: os.environ.update(ONEDNN_MAX_CPU_ISA="AVX2"),
+        lambda: os.environ.update(TRITON_INTERPRET="1"),
+    ],
+    ids=["threads", "precision", "variable", "Triton"],
+)
 def test_what_a_process_computes_with_is_part_of_the_name(
     change: Callable[[], None], loaded: LoadedModel
 ) -> None:

@@ -12,8 +12,12 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
+import pytest
+
+NEEDS_TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is there on Linux only")
 CONTROL = "control, "
 """Names of cases begin so in which something is computed wrongly on purpose, and must show."""
 

@@ -88,16 +88,6 @@ def test_keys_have_a_low_rank_before_their_rotation_only() -> None:
     assert after.energy < 0.9
 
 
-def test_a_planted_chunk_is_chosen_by_the_head_that_asks_for_it() -> None:
-    keys, query = randn(NUM_TOKENS, NUM_KV_HEADS, HEAD_DIM), randn(1, NUM_KV_HEADS * GROUP, HEAD_DIM, seed=7)
-    keys[13 * CHUNK + 2, 1] = 8 * query[0, GROUP + 2]
-    scores = shadow.chunk_scores(query, shadow.landmarks(keys, CHUNK), NONE, SCALE)
-    none = torch.zeros_like(scores, dtype=torch.bool)
-    assert shadow.chosen(scores, 3, none)[1, 13]
-    assert scores[1].argmax() == 13
-    assert scores[0].argmax() != 13
-
-
 def test_the_highest_product_of_a_chunk_is_that_of_its_best_key() -> None:
     """Number by number; it is never less than what its landmark says."""
     keys = randn(NUM_TOKENS, NUM_KV_HEADS, HEAD_DIM, seed=13)

@@ -32,8 +32,9 @@ from tests.engine.kernels.compiled import (
 )
 
 pytestmark = COMPILES
-OTHERS = ("fp16", "fp32")
-"""Types of numbers that are compiled for with `-m slow`, beside bf16."""
+all_types = pytest.mark.parametrize(
+    "dtype", ["bf16", *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in ("fp16", "fp32"))]
+)
 RECORD = Fp8Record(512, 64)
 PLAIN = AttentionArgs((), 1.0)
 FULL = AttentionArgs((), 1.0, window=512, softcap=50.0)
@@ -115,24 +116,11 @@ def compile_latents(capability: int, num_heads: int, *, record: Fp8Record | None
     )
 
 
-@pytest.mark.parametrize("num_heads", [16, 128])
-@pytest.mark.parametrize("capability", SHARED_LIMITS)
-def test_latent_attention_of_deepseek_fits(capability: int, num_heads: int) -> None:
-    assert_fits(compile_latents(capability, num_heads, record=None, dtype="bf16"), capability)
-
-
-@pytest.mark.parametrize("num_heads", [16, 128])
-@pytest.mark.parametrize("capability", SHARED_LIMITS)
-def test_latent_attention_over_records_fits(capability: int, num_heads: int) -> None:
-    assert_fits(compile_latents(capability, num_heads, record=RECORD, dtype="bf16"), capability)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", OTHERS)
+@all_types
 @pytest.mark.parametrize("num_heads", [16, 128])
 @pytest.mark.parametrize("record", [None, RECORD], ids=["exact", "records"])
 @pytest.mark.parametrize("capability", SHARED_LIMITS)
-def test_latent_attention_fits_for_other_types(
+def test_latent_attention_of_deepseek_fits(
     capability: int, record: Fp8Record | None, num_heads: int, dtype: str
 ) -> None:
     assert_fits(compile_latents(capability, num_heads, record=record, dtype=dtype), capability)
@@ -153,9 +141,7 @@ def test_a_tile_that_is_too_large_is_noticed(head_dim: int, tiling: Tiling, what
         assert_fits(made, 80)
 
 
-@pytest.mark.parametrize(
-    "dtype", ["bf16", *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in OTHERS)]
-)
+@all_types
 @pytest.mark.parametrize("capability", SHARED_LIMITS)
 def test_the_small_kernels_fit(capability: int, dtype: str) -> None:
     types = dict.fromkeys(("key", "value", "k_pool", "v_pool"), f"*{dtype}") | {"slots": "*i64"}

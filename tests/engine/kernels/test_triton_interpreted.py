@@ -1,15 +1,10 @@
 """Every Triton kernel is its reference: proven without a GPU, under Triton's interpreter."""
 
-from importlib.util import find_spec
-
 import pytest
 
-from tests.engine.kernels.interpreted import assert_right
+from tests.engine.kernels.interpreted import NEEDS_TRITON, assert_right
 
-pytestmark = [
-    pytest.mark.cpu,
-    pytest.mark.skipif(find_spec("triton") is None, reason="Triton is there on Linux only"),
-]
+pytestmark = [pytest.mark.cpu, NEEDS_TRITON]
 
 
 def test_a_kernel_equals_its_reference_and_what_reads_something_else_does_not() -> None:

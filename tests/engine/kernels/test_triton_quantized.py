@@ -76,23 +76,20 @@ def compile_attention(
     )
 
 
+@pytest.mark.parametrize(
+    ("dtype", "shape", "codes", "is_split"),
+    [
+        pytest.param("bf16", (4, 128), (Code.INT8, Code.INT4), True, id="decode"),
+        pytest.param("bf16", (4, 128), (Code.INT4, Code.FP8), False, id="prompts"),
+        # Nothing multiplies float32 but threads, which held whole rows of a head in registers.
+        pytest.param("fp32", (8, 256), (Code.INT2, Code.INT2), True, id="large heads in float32"),
+    ],
+)
 @pytest.mark.parametrize("capability", SHARED_LIMITS)
-def test_the_kernel_of_the_usual_shape_fits(capability: int) -> None:
-    made = compile_attention(capability, "bf16", (4, 128), (Code.INT8, Code.INT4), is_split=True)
-    assert_fits(made, capability)
-
-
-@pytest.mark.parametrize("capability", SHARED_LIMITS)
-def test_the_kernel_of_prompts_fits(capability: int) -> None:
-    made = compile_attention(capability, "bf16", (4, 128), (Code.INT4, Code.FP8), is_split=False)
-    assert_fits(made, capability)
-
-
-@pytest.mark.parametrize("capability", SHARED_LIMITS)
-def test_the_kernel_of_large_heads_in_float32_fits(capability: int) -> None:
-    """Nothing multiplies float32 but threads, which held whole rows of a head in registers."""
-    made = compile_attention(capability, "fp32", (8, 256), (Code.INT2, Code.INT2), is_split=True)
-    assert_fits(made, capability)
+def test_the_kernel_of_usual_shapes_fits(
+    capability: int, dtype: str, shape: tuple[int, int], codes: tuple[Code, Code], is_split: bool
+) -> None:
+    assert_fits(compile_attention(capability, dtype, shape, codes, is_split=is_split), capability)
 
 
 @pytest.mark.slow

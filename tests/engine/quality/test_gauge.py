@@ -48,16 +48,6 @@ def test_fewer_bits_lose_more_and_take_fewer_bytes(gauge_of: OpenGauge) -> None:
     assert [one.loss.num_tokens for one in report.formats] == [20] * 3
 
 
-def test_a_replay_in_a_format_predicts_what_an_engine_with_that_format_answers(
-    gauge_of: OpenGauge, tiny: TinyModels, open_engine: OpenEngine
-) -> None:
-    prompt = token_ids(120)
-    told = answer(open_engine(tiny("llama"), cache_format="int2", device_bytes=2**22), prompt, 40).token_ids
-    text = Text(tuple(prompt + told), tuple(range(120, 160)))
-    found = predict(gauge_of().replay("int2", 160), text, 0)
-    assert found.argmax(1).tolist() == told
-
-
 @pytest.mark.parametrize("chunk_len", [7, 512])
 def test_what_is_lost_does_not_depend_on_how_the_text_was_cut(chunk_len: int, gauge_of: OpenGauge) -> None:
     """Trap 32."""
@@ -155,8 +145,10 @@ def test_a_token_that_a_format_calls_impossible_is_an_infinite_loss_and_never_na
 # Views
 
 
-@pytest.mark.parametrize("cache_format", ["window:32", "keydiff:48", "snapkv:48", "snapkv:48:pyramid"])
-def test_a_replay_over_a_view_predicts_what_an_engine_over_it_answers(
+@pytest.mark.parametrize(
+    "cache_format", ["int2", "window:32", "keydiff:48", "snapkv:48", "snapkv:48:pyramid"]
+)
+def test_a_replay_in_a_format_or_over_a_view_predicts_what_an_engine_with_it_answers(
     cache_format: str, gauge_of: OpenGauge, tiny: TinyModels, open_engine: OpenEngine
 ) -> None:
     prompt = token_ids(203)

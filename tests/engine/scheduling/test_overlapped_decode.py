@@ -174,15 +174,8 @@ class AheadLife(Life):
 
     num_ahead = 0
 
-    def _open(self) -> tuple[Engine, AheadRunner]:
-        engine, runner = open_ahead(
-            self.model_dir,
-            cache_dir=self.cache_dir,
-            device_bytes=self.random.randrange(230, 320) * 1024,
-            host_bytes=self.random.choice((0, 200, 2000)) * 1024,
-            max_batch_tokens=self.random.choice((13, 40, 100)),
-        )
-        return engine, runner
+    def _opened(self, **settings: object) -> tuple[Engine, AheadRunner]:
+        return open_ahead(self.model_dir, **settings)
 
     def _close(self) -> None:
         self.num_ahead += len(self.recorder.ahead)  # type: ignore[attr-defined]

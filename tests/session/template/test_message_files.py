@@ -1,18 +1,13 @@
-"""Files in messages, and what a conversation is called that begins with one."""
+"""What a conversation is called that begins with a file."""
 
 import pytest
 
 from kvchat.session.database.statements import title_of
-from kvchat.session.template.message_files import split_files, with_files
+from kvchat.session.template.message_files import with_files
 
 pytestmark = pytest.mark.pure
 
 FILES = (("notes.txt", "one\n</file>\n\ntwo"), ("empty", ""))
-
-
-def test_files_and_words_are_told_apart() -> None:
-    assert split_files(with_files(FILES, "What is it?")) == (FILES, "What is it?")
-    assert split_files("What is it?") == ((), "What is it?")
 
 
 def test_a_conversation_that_begins_with_a_file_is_called_by_its_words() -> None:

@@ -6,7 +6,6 @@ memory, keys are made of projections, and values are loaded on a lane beside tha
 
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,12 +13,10 @@ import torch
 
 from tests.engine.conftest import TinyModels
 from tests.engine.formats.shadow.told import ANSWER, PROMPT, Told, tell
+from tests.engine.kernels.interpreted import NEEDS_TRITON
 from tests.engine.tiny_models import reference
 
-pytestmark = [
-    pytest.mark.cpu,
-    pytest.mark.skipif(find_spec("triton") is None, reason="Triton is there on Linux only"),
-]
+pytestmark = [pytest.mark.cpu, NEEDS_TRITON]
 
 
 @pytest.fixture(scope="module")
