@@ -247,7 +247,8 @@ class Scheduler:
         elif match.state is not None:
             parts.append((match.state.key, 0))
         for key, length in parts:
-            tier = take(key, None)
+            tiers = {take((group, key), None) for group in self.manager.pools}
+            tier = next((tier for tier in (Tier.DISK, Tier.HOST) if tier in tiers), None)
             if tier is not None:
                 num_tokens[tier] += length
         return Loaded(

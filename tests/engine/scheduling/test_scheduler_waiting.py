@@ -2,6 +2,9 @@
 
 import pytest
 
+from kvchat.engine.api.events import Loaded
+from kvchat.engine.api.ids import GroupId
+from kvchat.engine.cache.block_pool import BlockPool
 from kvchat.engine.cache.prefix_matcher import PrefixMatcher
 from kvchat.engine.formats.spec import Group
 from kvchat.engine.sequences.completion_sequence import Completion
@@ -49,6 +52,30 @@ def test_a_block_that_somebody_has_computed_while_it_was_loaded_is_held_once() -
     loop.finish()
     assert loading in loop.done
     assert loop.computed(loading) == [16]
+
+
+def test_what_has_arrived_counts_as_loaded_though_a_window_of_the_same_tokens_is_evicted_meanwhile() -> None:
+    loop = StepLoop(full_group(), sliding_group(4), num_blocks=[10, 10], max_batch_tokens=32)
+    loop.answered_and_stored(numbers(0, 17))
+    manager, flights = loop.cache.manager, loop.cache.flights
+    sequence = loop.cache.open(numbers(0, 17))
+    loop.cache.compute(sequence)
+    manager.release(sequence)
+    evict_cached(manager.pools[GroupId(0)])
+    loading = loop.submit([*numbers(0, 17), 7])
+    loop.step()
+    while flights.is_busy:
+        flights.wait(0)
+        flights.collect()
+    evict_cached(manager.pools[GroupId(1)])
+    loop.finish()
+    assert loading.loaded == Loaded(disk=17)
+
+
+def evict_cached(pool: BlockPool) -> None:
+    """Evict what nobody holds."""
+    for block in [pool.allocate() for _ in range(pool.num_available)]:
+        pool.release(block)
 
 
 # For room
