@@ -4,9 +4,11 @@ import pytest
 
 from kvchat.engine.api.events import Loaded
 from kvchat.engine.api.ids import GroupId
+from kvchat.engine.api.snapshot import Tier
 from kvchat.engine.cache.block_pool import BlockPool
 from kvchat.engine.cache.prefix_matcher import PrefixMatcher
 from kvchat.engine.formats.spec import Group
+from kvchat.engine.memory.rates import Direction
 from kvchat.engine.sequences.completion_sequence import Completion
 from tests.engine.cache.caches import full_group, sliding_group
 from tests.engine.cache.counting import counted_calls
@@ -70,6 +72,21 @@ def test_what_has_arrived_counts_as_loaded_though_a_window_of_the_same_tokens_is
     evict_cached(manager.pools[GroupId(1)])
     loop.finish()
     assert loading.loaded == Loaded(disk=17)
+
+
+def test_what_was_computed_beside_a_load_and_lost_again_counts_for_nothing() -> None:
+    loop = StepLoop(num_blocks=11, max_batch_tokens=8)
+    loop.answered_and_stored(numbers(0, 25))
+    loop.assembly.rates.observe_prefill(16, 0, 16 * 0.25)  # a block takes as long to compute as to load
+    loop.assembly.rates.observe_move(Tier.DISK, Direction.LOAD, full_group().block_bytes(4), 1.0)
+    background = loop.submit([*numbers(0, 25), 7], priority=1)
+    for _ in range(2):
+        loop.step()
+    assert background.limit is not None
+    loop.submit(numbers(100, 24), max_tokens=3)
+    loop.finish()
+    assert len(loop.computed(background)) > 26, "it has begun anew"
+    assert background.loaded == Loaded()
 
 
 def evict_cached(pool: BlockPool) -> None:
