@@ -159,7 +159,7 @@ class Scheduler:
         if completion.loaded is None:
             self.manager.touch(completion.sequence)  # once per request: steps do not make a block look wanted
         found = self._provenance(match, completion.sequence.known_len, is_whole=is_whole)
-        if completion.loaded is None or completion.is_loaded_in_part:
+        if completion.loaded is None or (completion.is_loaded_in_part and is_whole):
             completion.loaded, completion.is_loaded_in_part = found, not is_whole
         return moves
 

@@ -89,6 +89,24 @@ def test_what_was_computed_beside_a_load_and_lost_again_counts_for_nothing() -> 
     assert background.loaded == Loaded()
 
 
+def test_what_was_computed_beside_a_load_that_fails_is_not_counted_as_found_after_making_way() -> None:
+    loop = StepLoop(num_blocks=12, max_batch_tokens=8)
+    loop.answered_and_stored(numbers(0, 41))
+    loop.assembly.rates.observe_prefill(16, 0, 16 * 0.25)
+    loop.assembly.rates.observe_move(Tier.DISK, Direction.LOAD, full_group().block_bytes(4), 1.0)
+    loop.cache.reader.per_step = 0
+    background = loop.submit([*numbers(0, 41), 7], priority=1)
+    loop.step()
+    loop.step()
+    loop.submit(numbers(100, 4), max_tokens=3)
+    loop.step()
+    loop.cache.tier.unreadable |= set(loop.cache.tier.contents)
+    loop.cache.reader.per_step = 1
+    loop.finish()
+    assert loop.computed(background) == numbers(0, 42)
+    assert background.loaded == Loaded()
+
+
 def evict_cached(pool: BlockPool) -> None:
     """Evict what nobody holds."""
     for block in [pool.allocate() for _ in range(pool.num_available)]:
