@@ -69,7 +69,7 @@ class DeviceTier:
         self.references.watch(self.pools)
         self.held: Counter[tuple[GroupId, BlockId]] = Counter()
         """Blocks held by transfers, beside tables and copies."""
-        self.brought: dict[BlockKey, Tier] = {}
+        self.brought: dict[tuple[GroupId, BlockKey], Tier] = {}
         """Blocks that were brought from a slower tier and that no request has used yet."""
         self._sources: list[tuple[GroupId, BlockId]] = []
         self._demotions: list[Demote] = []
@@ -176,7 +176,7 @@ class DeviceTier:
 
     def _remove(self, group: GroupId, key: BlockKey) -> None:
         self.index.remove(key, group)
-        self.brought.pop(key, None)
+        self.brought.pop((group, key), None)
 
 
 def _check_holders(

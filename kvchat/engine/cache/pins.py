@@ -30,6 +30,7 @@ class Pins:
         self._blocks: dict[SequenceId, tuple[tuple[GroupId, BlockId], ...]] = {}
         self.held: Counter[tuple[GroupId, BlockId]] = Counter()
         """Pinned blocks, and how many pins hold each."""
+        self._num_pinned: Counter[GroupId] = Counter()
 
     def pin(self, sequence: Sequence, requests: abc.Sequence[tuple[Sequence, Needs]] = ()) -> int:
         """Pin what a sequence holds, instead of what it held when it was pinned before.
@@ -53,12 +54,14 @@ class Pins:
         self.unpin(sequence.id)
         self._blocks[sequence.id] = wanted
         self.held.update(wanted)
+        self._count()
         return len(wanted)
 
     def unpin(self, sequence: SequenceId) -> None:
         """Undo a pin; nothing happens if there is none under this name."""
         blocks = self._blocks.pop(sequence, ())
         self.held -= Counter(blocks)
+        self._count()
         for group, block in reversed(blocks):
             self._device.pools[group].release(block)
 
@@ -73,8 +76,11 @@ class Pins:
         return len(_of_group(self.held, group) - own)
 
     def num_pinned(self, group: GroupId) -> int:
-        """Return how many blocks of a group are pinned. Pure."""
-        return len(_of_group(self.held, group))
+        """Return how many blocks of a group are pinned. O(1), since every snapshot asks. Pure."""
+        return self._num_pinned[group]
+
+    def _count(self) -> None:
+        self._num_pinned = Counter(group for group, _ in self.held)
 
     def _full_blocks(self, sequence: Sequence, group: Group) -> tuple[BlockId, ...]:
         """Return what going on behind the sequence's last full block needs, as far as it is on the device:

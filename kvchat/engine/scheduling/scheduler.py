@@ -159,7 +159,7 @@ class Scheduler:
         if completion.loaded is None:
             self.manager.touch(completion.sequence)  # once per request: steps do not make a block look wanted
         found = self._provenance(match, completion.sequence.known_len, is_whole=is_whole)
-        if completion.loaded is None or completion.is_loaded_in_part:
+        if completion.loaded is None or (completion.is_loaded_in_part and is_whole):
             completion.loaded, completion.is_loaded_in_part = found, not is_whole
         return moves
 
@@ -247,7 +247,8 @@ class Scheduler:
         elif match.state is not None:
             parts.append((match.state.key, 0))
         for key, length in parts:
-            tier = take(key, None)
+            tiers = {take((group, key), None) for group in self.manager.pools}
+            tier = next((tier for tier in (Tier.DISK, Tier.HOST) if tier in tiers), None)
             if tier is not None:
                 num_tokens[tier] += length
         return Loaded(

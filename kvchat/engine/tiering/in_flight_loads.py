@@ -254,7 +254,7 @@ class InFlightLoads:
             elif is_there:
                 path = (*load.match.parents[:1], *load.match.keys[: unit.number])
                 self._device.name(move.group, move.target, unit.node, path)
-                self._device.brought[unit.node.key] = unit.tier
+                self._device.brought[move.group, unit.node.key] = unit.tier
             else:
                 failed = load.first_failed
                 load.first_failed = unit.number if failed is None else min(failed, unit.number)

@@ -153,7 +153,8 @@ class LoadController:
             return
         if pending.is_new:
             assert completion.loaded is not None
-            num_reused = completion.loaded.device - pending.front_len
+            # Less than it computed beside the load is there where others have taken that room.
+            num_reused = max(0, completion.loaded.device - pending.front_len)
             completion.loaded = replace(completion.loaded, device=num_reused)
         self._forget(pending)
 

@@ -302,7 +302,9 @@ class CacheTraces(RuleBasedStateMachine):
         for keys in self.pinned.values():
             assert all(self.manager.index.block(key, GroupId(0)) is not None for key in keys)
         for group, pool in self.manager.pools.items():
-            assert self.manager.pins.num_pinned(group) <= pool.num_blocks // 2
+            num_pinned = self.manager.pins.num_pinned(group)
+            assert num_pinned == sum(of == group for of, _ in self.manager.pins.held)
+            assert num_pinned <= pool.num_blocks // 2
 
     @invariant()
     def a_sequence_holds_no_more_than_its_window(self) -> None:

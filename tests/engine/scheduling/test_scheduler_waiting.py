@@ -2,8 +2,13 @@
 
 import pytest
 
+from kvchat.engine.api.events import Loaded
+from kvchat.engine.api.ids import GroupId
+from kvchat.engine.api.snapshot import Tier
+from kvchat.engine.cache.block_pool import BlockPool
 from kvchat.engine.cache.prefix_matcher import PrefixMatcher
 from kvchat.engine.formats.spec import Group
+from kvchat.engine.memory.rates import Direction
 from kvchat.engine.sequences.completion_sequence import Completion
 from tests.engine.cache.caches import full_group, sliding_group
 from tests.engine.cache.counting import counted_calls
@@ -49,6 +54,63 @@ def test_a_block_that_somebody_has_computed_while_it_was_loaded_is_held_once() -
     loop.finish()
     assert loading in loop.done
     assert loop.computed(loading) == [16]
+
+
+def test_what_has_arrived_counts_as_loaded_though_a_window_of_the_same_tokens_is_evicted_meanwhile() -> None:
+    loop = StepLoop(full_group(), sliding_group(4), num_blocks=[10, 10], max_batch_tokens=32)
+    loop.answered_and_stored(numbers(0, 17))
+    manager, flights = loop.cache.manager, loop.cache.flights
+    sequence = loop.cache.open(numbers(0, 17))
+    loop.cache.compute(sequence)
+    manager.release(sequence)
+    evict_cached(manager.pools[GroupId(0)])
+    loading = loop.submit([*numbers(0, 17), 7])
+    loop.step()
+    while flights.is_busy:
+        flights.wait(0)
+        flights.collect()
+    evict_cached(manager.pools[GroupId(1)])
+    loop.finish()
+    assert loading.loaded == Loaded(disk=17)
+
+
+def test_what_was_computed_beside_a_load_and_lost_again_counts_for_nothing() -> None:
+    loop = StepLoop(num_blocks=11, max_batch_tokens=8)
+    loop.answered_and_stored(numbers(0, 25))
+    loop.assembly.rates.observe_prefill(16, 0, 16 * 0.25)  # a block takes as long to compute as to load
+    loop.assembly.rates.observe_move(Tier.DISK, Direction.LOAD, full_group().block_bytes(4), 1.0)
+    background = loop.submit([*numbers(0, 25), 7], priority=1)
+    for _ in range(2):
+        loop.step()
+    assert background.limit is not None
+    loop.submit(numbers(100, 24), max_tokens=3)
+    loop.finish()
+    assert len(loop.computed(background)) > 26, "it has begun anew"
+    assert background.loaded == Loaded()
+
+
+def test_what_was_computed_beside_a_load_that_fails_is_not_counted_as_found_after_making_way() -> None:
+    loop = StepLoop(num_blocks=12, max_batch_tokens=8)
+    loop.answered_and_stored(numbers(0, 41))
+    loop.assembly.rates.observe_prefill(16, 0, 16 * 0.25)
+    loop.assembly.rates.observe_move(Tier.DISK, Direction.LOAD, full_group().block_bytes(4), 1.0)
+    loop.cache.reader.per_step = 0
+    background = loop.submit([*numbers(0, 41), 7], priority=1)
+    loop.step()
+    loop.step()
+    loop.submit(numbers(100, 4), max_tokens=3)
+    loop.step()
+    loop.cache.tier.unreadable |= set(loop.cache.tier.contents)
+    loop.cache.reader.per_step = 1
+    loop.finish()
+    assert loop.computed(background) == numbers(0, 42)
+    assert background.loaded == Loaded()
+
+
+def evict_cached(pool: BlockPool) -> None:
+    """Evict what nobody holds."""
+    for block in [pool.allocate() for _ in range(pool.num_available)]:
+        pool.release(block)
 
 
 # For room
