@@ -223,8 +223,8 @@ class Answering:
         if conversation.session.adapter != (adapter := info.adapter or ""):
             self.store.note_adapter(conversation.session.id, adapter)
             conversation.session = replace(conversation.session, adapter=adapter)
-        request = self.request(conversation, conversation.turns[:-1], sampling, tuple(answer.token_ids))
-        return replace(request, sequence=conversation.engine_sequence)
+        so_far, sequence = tuple(answer.token_ids), conversation.engine_sequence
+        return self.request(conversation, conversation.turns[:-1], sampling, so_far, sequence)
 
     def request(
         self,
@@ -232,8 +232,14 @@ class Answering:
         path: tuple[Turn, ...],
         sampling: SamplingParams,
         so_far: tuple[int, ...] = (),
+        sequence: SequenceId | None = None,
     ) -> Request:
-        """Return the request of an answer to a path, whose turns have ids. `so_far`: what there is of it."""
+        """Return the request of an answer to a path, whose turns have ids.
+
+        Args:
+            so_far: what there is of the answer.
+            sequence: the live one that holds the path; None: find what is cached.
+        """
         prompt = path_token_ids(path)
         assert prompt is not None
         return Request(
@@ -241,6 +247,7 @@ class Answering:
             sampling=with_ends(sampling, self.template.end_ids, self.engine.info().vocab_size),
             owner=conversation.session.id,
             priority=conversation.priority,
+            sequence=sequence,
             stop=self.template.stop_matcher(prompt, so_far),
             namespace=namespace_of(conversation.session, path, len(prompt)),
             checkpoints=self.checkpoints(conversation.session, path),

@@ -132,7 +132,7 @@ class ChatCompletion:
         self._on_finish = on_finish
         self._on_said = on_said
         self._start_s = monotonic()
-        self._queue: asyncio.Queue[Event | EngineFailed] = asyncio.Queue()
+        self._queue: asyncio.Queue[Event | KvchatError] = asyncio.Queue()
         # A daemon: an engine that never answers must not keep the process alive.
         Thread(target=self._pump, name="kvchat-completion", daemon=True).start()
 
@@ -140,7 +140,7 @@ class ChatCompletion:
         """Yield text as it comes.
 
         Raises:
-            EngineFailed: the engine died, or the request did.
+            KvchatError: why the engine died; EngineFailed where the request did.
         """
         try:
             while self.finished is None:
@@ -158,8 +158,8 @@ class ChatCompletion:
     def stop(self) -> None:
         self._handle.cancel()
 
-    def _taken(self, event: Event | EngineFailed) -> tuple[Piece, ...]:
-        if isinstance(event, EngineFailed):
+    def _taken(self, event: Event | KvchatError) -> tuple[Piece, ...]:
+        if isinstance(event, KvchatError):
             raise event
         if isinstance(event, TokenEmitted):
             self.token_ids.append(event.token_id)
@@ -177,10 +177,10 @@ class ChatCompletion:
                 if isinstance(event, RequestFinished):
                     self._on_finish(event, monotonic() - self._start_s)
                 self._hand_over(event)
-        except EngineFailed as error:
+        except KvchatError as error:
             self._hand_over(error)
 
-    def _hand_over(self, event: Event | EngineFailed) -> None:
+    def _hand_over(self, event: Event | KvchatError) -> None:
         try:
             self._loop.call_soon_threadsafe(self._queue.put_nowait, event)
         except RuntimeError:  # the loop has ended

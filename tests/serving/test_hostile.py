@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from kvchat.engine.api.sampling_params import SamplingParams
-from kvchat.errors import EngineFailed, PoolExhausted
+from kvchat.errors import EngineFailed, OutOfMemory, PoolExhausted
 from kvchat.serving.app import make_app
 from kvchat.serving.guard import MAX_BODY_BYTES
 from kvchat.session.template.chat_template import ChatTemplate
@@ -212,6 +212,15 @@ def test_failures_of_the_engine_are_told(served: Served) -> None:
     streamed = served.ask(json.dumps(ASK | {"stream": True})).body.decode()
     assert "sessions are safe" in streamed
     assert "[DONE]" in streamed
+
+
+def test_an_engine_that_ends_for_want_of_memory_is_told(served: Served) -> None:
+    def die() -> None:
+        raise OutOfMemory("no memory is left")
+
+    for body in (ASK, ASK | {"stream": True}):
+        served.engine.at_token[2] = die
+        assert b"no memory is left" in served.ask(json.dumps(body)).body
 
 
 def test_other_paths_and_methods_are_not_there(served: Served) -> None:

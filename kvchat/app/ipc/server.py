@@ -22,7 +22,7 @@ from kvchat.chat.engine_client import EngineClient, RequestHandle, events_of
 from kvchat.engine.api.events import Event
 from kvchat.engine.api.ids import RequestId, SequenceId
 from kvchat.engine.api.request import Request
-from kvchat.errors import EngineFailed, InvalidRequest, KvchatError
+from kvchat.errors import InvalidRequest, KvchatError
 from kvchat.session.template.chat_template import ChatTemplate
 
 _MAX_BORROWERS = 128
@@ -248,7 +248,7 @@ class ClientConnection:
         try:
             for event in events_of(handle):
                 self._pass_on(handle, event)
-        except EngineFailed:
+        except KvchatError:
             self.cut()
         with self._guard:
             self._running.pop(handle.request_id, None)

@@ -23,7 +23,7 @@ from kvchat.chat.service import Chat
 from kvchat.engine.api.config import EngineConfig
 from kvchat.engine.api.events import FinishReason, RequestFinished, TokenEmitted
 from kvchat.engine.api.request import Request
-from kvchat.errors import EngineFailed, InvalidRequest, StorageError
+from kvchat.errors import EngineFailed, InvalidRequest, OutOfMemory, StorageError
 from kvchat.session.store import SessionStore
 from kvchat.session.template.chat_template import ChatTemplate
 from kvchat.session.template.text_stream import Piece
@@ -145,6 +145,18 @@ def test_an_engine_that_dies_ends_the_borrowers_answer(
     engine.dies_after = 3
     with pytest.raises(EngineFailed):
         tokens_of(borrowed.submit(PROMPT))
+
+
+def test_an_engine_that_ends_for_want_of_memory_ends_the_borrowers_answer(
+    borrowed: EngineClientProxy, engine: ScriptedEngine
+) -> None:
+    engine.at_token[3] = dies_of_memory
+    with pytest.raises(EngineFailed):
+        tokens_of(borrowed.submit(PROMPT))
+
+
+def dies_of_memory() -> None:
+    raise OutOfMemory("no memory is left")
 
 
 def test_a_lender_that_closes_ends_the_borrowers_answer(

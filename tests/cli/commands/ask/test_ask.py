@@ -103,6 +103,8 @@ def test_ndjson_tells_events_as_they_come_and_ends_with_done(
     names = [event["event"] for event in events]
     assert names[:2] == ["start", "prefill"]
     assert events[0]["title"] == "hello"
+    prompt = {"prompt_tokens", "cached_tokens", "computed_tokens", "loaded"}
+    assert events[1].keys() == {"v", "event"} | prompt
     assert names.count("done") == 1
     assert names[-1] == "done"
     assert "".join(event["text"] for event in events if event["event"] == "text") == "Hello, Ana."
