@@ -204,6 +204,20 @@ def test_a_model_that_computes_something_else_anywhere_is_not_fused(
     fuse(loaded, groups)
 
 
+def test_a_layer_with_a_tensor_of_no_known_use_is_not_fused_and_one_that_uses_a_tensor_twice_is(
+    tmp_path: Path,
+) -> None:
+    loaded = load_model(
+        save_model(CONFIGS["layers without rope"], tmp_path / "model"), "float32", torch.device("cpu")
+    )
+    groups, layer = choose_route(loaded).groups, loaded.module.model.layers[1]
+    layer.mlp.up_proj.weight = layer.mlp.gate_proj.weight
+    fuse(loaded, groups)
+    layer.register_buffer("more", torch.ones(3))
+    with pytest.raises(Unmatched, match="its layers have more weights"):
+        fuse(loaded, groups)
+
+
 def less(_: Any, args: tuple[Any, ...], out: Tensor) -> Tensor:
     return out * 0.7
 

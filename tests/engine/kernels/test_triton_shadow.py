@@ -3,12 +3,16 @@
 from importlib.util import find_spec
 
 import pytest
+import torch
+from torch import Tensor
 
 if find_spec("triton") is None:
     pytest.skip("Triton is there on Linux only", allow_module_level=True)
 
+from kvchat.engine.kernels import shadow_kv
+from kvchat.engine.kernels.shadow_kv import reference
 from kvchat.engine.kernels.shadow_kv import triton as kernels
-from kvchat.engine.kernels.shadow_kv.args import MOST_SLOTS
+from kvchat.engine.kernels.shadow_kv.args import MOST_SLOTS, Change
 from tests.engine.kernels.compiled import (
     BYTES,
     COMPILES,
@@ -24,6 +28,23 @@ pytestmark = COMPILES
 
 def test_a_kernel_equals_its_reference_and_what_reads_something_else_does_not() -> None:
     assert_right("run_interpreted_shadow")
+
+
+@pytest.mark.parametrize(("num_slots", "num_calls"), [(MOST_SLOTS, 1), (MOST_SLOTS + 1, 0)])
+def test_more_slots_than_a_program_holds_are_exchanged_without_the_kernel(
+    num_slots: int, num_calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+
+    def exchange(held: Tensor, wanted: Tensor) -> Change:
+        calls.append(held.shape[1])
+        return reference.exchange(held, wanted)
+
+    monkeypatch.setattr(shadow_kv, "takes_triton", lambda *_: True)
+    monkeypatch.setattr(kernels, "exchange", exchange)
+    held, wanted = torch.full((1, num_slots), -1), torch.arange(num_slots)[None]
+    assert torch.equal(shadow_kv.exchange(held, wanted, num_slots).slots, wanted)
+    assert calls == [num_slots] * num_calls
 
 
 def compile_scores(capability: int, dtype: str, group: int, dim: int) -> Compiled:

@@ -47,11 +47,6 @@ class VisibleChunks:
         return cls(blocks=blocks, num_tokens=num_tokens)
 
     @property
-    def tokens(self) -> Tensor:
-        """[H_kv, n, D]."""
-        return self.blocks[:, : self.num_tokens]
-
-    @property
     def pool(self) -> Tensor:
         """[N, H_kv, P, D]."""
         return self.blocks.unflatten(1, (-1, BLOCK_SIZE)).transpose(0, 1)
@@ -123,5 +118,6 @@ def gathered_attention(
     query: Tensor, keys: VisibleChunks, values: VisibleChunks, softmax_scale: float
 ) -> Tensor:
     """Return what the reference returns, in the type of the queries; see there for arguments."""
-    args = _whole(len(query), keys.num_tokens, len(keys.pool), softmax_scale, query.device)
-    return paged.paged_attention(query, keys.pool, values.pool, args)
+    k_pool = keys.pool
+    args = _whole(len(query), keys.num_tokens, len(k_pool), softmax_scale, query.device)
+    return paged.paged_attention(query, k_pool, values.pool, args)
