@@ -164,6 +164,7 @@ class InFlightLoads:
         before = load.job.front
         front = self._reader.claim(load.job, end)
         for number in range(before, front):
+            self._device.num_transfer_changes += 1
             for group, block in load.held.pop(number, ()):
                 self._release(group, block)
         return front
