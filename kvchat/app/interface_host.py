@@ -105,11 +105,10 @@ class InterfaceHost:
         located(self._settings, model, progress)
 
     def _room(self) -> tuple[int | None, Path | None]:
-        """Return the bytes that another model may take, and the directory of the one that runs, whose weights
-        and KV give way to it.
+        """Return the bytes that another model may take, and the directory of the one that runs.
 
-        None: nobody can say that yet, since a GPU's are asked for once the engine has begun there; and none
-        runs.
+        What the running model takes is counted as free, since it gives way. The bytes are None before the
+        engine has begun on a GPU, the directory is None while no model runs.
         """
         if self._engine.status().phase is not EnginePhase.READY:
             return free_bytes_of(self._settings.engine.device), None

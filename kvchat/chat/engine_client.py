@@ -50,7 +50,7 @@ def events_of(handle: RequestHandle) -> Iterator[Event]:
     """Yield the events of a request as they come, to the last.
 
     Raises:
-        EngineFailed: the engine died; no further event will come.
+        KvchatError: why the engine died, mostly EngineFailed; no further event will come.
     """
     while True:
         for event in handle.take_events(_WAIT_S):

@@ -1,7 +1,7 @@
 """The disk tier gives back exactly what was written, or says that it cannot."""
 
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from tests.engine.memory.chains import (
     BLOCK_SIZE,
     FULL,
     OTHER_FINGERPRINT,
+    Block,
     block_behind,
     chain,
     open_store,
@@ -97,14 +98,19 @@ def test_directories_and_files_are_for_this_user_only(tmp_path: Path) -> None:
     assert all(mode == (0o700 if path.is_dir() else 0o600) for path, mode in modes.items())
 
 
-def test_touches_reach_the_index_at_close(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "use",
+    [lambda store, block: store.touch([block.key]), lambda store, block: store.read_if_sound(block.header)],
+    ids=["touched", "read"],
+)
+def test_touches_reach_the_index_at_close(tmp_path: Path, use: Callable[[DiskStore, Block], object]) -> None:
     clock, roots = HandClock(), [chain([start, 0, 0, 0])[0] for start in range(3)]
     with closing(open_store(tmp_path / "cache", clock=clock)) as store:
         for block in roots:
             clock.now_s += 1
             write_all(store, [block])
         clock.now_s += 1
-        store.touch([roots[0].key])
+        use(store, roots[0])
     limit_bytes = file_bytes(tmp_path / "measure") * 2
     with closing(open_store(tmp_path / "cache", limit_bytes=limit_bytes, clock=clock)) as store:
         assert store.has_all([block.key for block in roots], FULL) == [True, False, True]
